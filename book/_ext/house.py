@@ -1,0 +1,127 @@
+"""What this book asks of Sphinx beyond its extensions: two repairs, and three gates that the extensions do not have.
+
+Repairs: sphinx-proof lacks the merge hook that a parallel read needs, and sphinx-codeautolink fails on the untitled
+sections inside proofs and exercises, which in turn repeat one id. Gates: alternative text, execution time, links.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from myst_nb.sphinx_ import NbMetadataCollector
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+from sphinx.util import logging
+from sphinx_codeautolink.extension.block import CodeBlockAnalyser
+from sphinx_proof.domain import ProofDomain
+
+logger = logging.getLogger(__name__)
+
+BUDGET = 8.0
+"""Seconds that a chapter may execute."""
+BUDGET_HARD = 24.0
+"""Seconds above which the build fails: three times the budget, since the machine may be busy."""
+ALT_LENGTH = (30, 250)
+"""Characters of an alternative text."""
+FILE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
+
+
+def repair_extensions() -> None:
+    """Give sphinx-proof its merge hook (the data travel by another event) and guard codeautolink's empty stack."""
+    ProofDomain.merge_domaindata = lambda self, docnames, otherdata: None
+    CodeBlockAnalyser.depart_section = lambda self, node: self.title_stack and self.title_stack.pop()
+
+
+def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
+    """Rename the id shared by the bodies of all proofs, exercises and solutions of a page."""
+    seen = 0
+    for section in doctree.findall(nodes.section):
+        if section["ids"] in (["proof-content"], ["exercise-content"], ["solution-content"]):
+            seen += 1
+            section["ids"] = [f"{section['ids'][0]}-{seen}"]
+
+
+def alt_problem(alt: str, caption: str = "") -> str | None:
+    """What is wrong with an alternative text, or None.
+
+    Parameters
+    ----------
+    alt : str
+        The text; MyST-NB puts the path of the image where none was given.
+    caption : str, optional
+        The caption of the figure.
+
+    Returns
+    -------
+    str or None
+        The complaint.
+    """
+    alt = alt.strip()
+    low, high = ALT_LENGTH
+    if not alt:
+        return "has no alternative text"
+    if alt.lower().endswith(FILE_SUFFIXES) or "jupyter_execute" in alt:
+        return f"has a path for an alternative text: {alt!r}"
+    if not low <= len(alt) <= high:
+        return f"has an alternative text of {len(alt)} characters, not {low} to {high}: {alt!r}"
+    if caption and alt == caption.strip():
+        return "has an alternative text that repeats its caption"
+    return None
+
+
+def check_alt(app: Sphinx, doctree: nodes.document) -> None:
+    """Demand a description of every figure and image."""
+    for image in doctree.findall(nodes.image):
+        figure = image.parent if isinstance(image.parent, nodes.figure) else None
+        captions = [child.astext() for child in figure if isinstance(child, nodes.caption)] if figure else []
+        problem = alt_problem(image.get("alt") or "", *captions[:1])
+        if problem:
+            name = figure["names"][0] if figure and figure["names"] else image["uri"]
+            page = Path(doctree["source"]).name
+            logger.warning("%s: the figure %s %s", page, name, problem, location=app.env.docname, type="house", subtype="alt")
+
+
+def trim_missing(app: Sphinx, docname: str, source: list[str]) -> None:
+    """While developing, drop contents entries of pages that do not exist yet."""
+    if os.environ.get("DIFFNUM_LEDGER") != "off" or docname != "index":
+        return
+    folder, lines, inside = Path(app.srcdir), [], False
+    for line in source[0].splitlines():
+        inside = line.startswith("```{toctree}") or (inside and not line.startswith("```"))
+        entry = line.strip()
+        is_entry = inside and entry and not entry.startswith((":", "`"))
+        if not is_entry or (folder / f"{entry}.md").exists():
+            lines.append(line)
+    source[0] = "\n".join(lines) + "\n"
+
+
+def check_budget(app: Sphinx, exception: Exception | None) -> None:
+    """Report the recorded execution time of each page; fail far above the budget."""
+    if exception is not None:
+        return
+    data = NbMetadataCollector.get_doc_data(app.env)
+    runs = {page: data[page].get("exec_data") for page in sorted(data)}
+    seconds = {page: run["runtime"] for page, run in runs.items() if run and run.get("runtime")}
+    if not seconds:
+        return
+    logger.info("executed: %s", ", ".join(f"{page} {value:.1f} s" for page, value in seconds.items()))
+    for page, value in seconds.items():
+        if value > BUDGET:
+            logger.info("budget: %s took %.1f s, above its %.0f s", page, value, BUDGET)
+    over = [page for page, value in seconds.items() if value > BUDGET_HARD]
+    if over:
+        msg = f"execution took more than {BUDGET_HARD:.0f} s: {', '.join(over)}"
+        raise ExtensionError(msg)
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Connect the repairs and the gates."""
+    repair_extensions()
+    app.connect("source-read", trim_missing)
+    app.connect("doctree-read", unique_ids)
+    app.connect("doctree-read", check_alt)
+    app.connect("build-finished", check_budget)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
