@@ -1,0 +1,498 @@
+"""Noise schedules: how much signal and how much noise there is at time t.
+
+Conventions: ``x_t = alpha x_0 + sigma eps``, ``t`` grows with the noise, ``log_snr = log(alpha / sigma)`` in nats (half the log
+signal-to-noise ratio). A schedule has one of three geometries: "vp" (alpha^2 + sigma^2 = 1), "ve" (alpha = 1), "flow"
+(alpha + sigma = 1). At the ends sigma = 0 and alpha = 0 are exact, log-SNR is +inf and -inf. Derivation: :doc:`/schedules`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from numbers import Real
+from typing import Any, Literal, NamedTuple
+
+import array_api_compat
+import numpy as np
+
+from diffnum._backend import asfloat, concrete, namespace
+
+__all__ = [
+    "Level",
+    "Schedule",
+    "vp_linear",
+    "cosine",
+    "ve",
+    "edm",
+    "rectified_flow",
+    "sigmoid",
+    "from_betas",
+    "shift",
+    "zero_terminal_snr",
+    "truncate",
+]
+
+Array = Any
+Geometry = Literal["vp", "ve", "flow"]
+Pair = tuple[Array, Array]
+
+
+class Level(NamedTuple):
+    """A noise level: time `t`, signal scale `alpha`, noise scale `sigma`; see :eq:`schedules-level`."""
+
+    t: Array
+    alpha: Array
+    sigma: Array
+
+    @property
+    def log_snr(self) -> Array:
+        """``log(alpha / sigma)``: +inf where sigma = 0, -inf where alpha = 0."""
+        return _log_ratio(self.alpha, self.sigma)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A map between time, log-SNR and the scales alpha and sigma."""
+
+    name: str
+    geometry: Geometry
+    t_clean: float
+    t_noise: float
+    _level: Callable[[Array], Pair] = field(repr=False)
+    _time: Callable[[Array], Array] = field(repr=False)
+    _rate: Callable[[Array], Array] = field(repr=False)
+    _domain: tuple[float, float] = field(repr=False)
+    _drop: Callable[[Array, float], Array] | None = field(default=None, repr=False)
+
+    @property
+    def prior_std(self) -> float:
+        """Standard deviation of the noise at `t_noise`."""
+        return float(self.sigma(self.t_noise))
+
+    def level(self, t: Array, /) -> Level:
+        """Noise level at time `t`."""
+        t = self._checked(t)
+        return Level(t, *self._level(t))
+
+    def alpha(self, t: Array, /) -> Array:
+        """Signal scale at time `t`."""
+        return self.level(t).alpha
+
+    def sigma(self, t: Array, /) -> Array:
+        """Noise scale at time `t`."""
+        return self.level(t).sigma
+
+    def log_snr(self, t: Array, /) -> Array:
+        """Log-SNR at time `t`."""
+        return self.level(t).log_snr
+
+    def time(self, log_snr: Array, /) -> Array:
+        """Time at which the log-SNR is `log_snr`."""
+        return self._time(_not_nan(log_snr, "log_snr"))
+
+    def level_at(self, log_snr: Array, /) -> Level:
+        """Noise level at the log-SNR `log_snr`."""
+        log_snr = _not_nan(log_snr, "log_snr")
+        return Level(self._time(log_snr), *_pair_at(self.geometry, log_snr))
+
+    def drift(self, t: Array, /) -> Array:
+        """Drift coefficient d log(alpha)/dt."""
+        rate = self._rate(self._checked(t))
+        if self.geometry == "ve":
+            return namespace(rate).zeros_like(rate)
+        return -rate / 2.0 if self.geometry == "vp" else -rate
+
+    def diffusion_squared(self, t: Array, /) -> Array:
+        """Squared diffusion coefficient -2 sigma^2 dlog_snr/dt."""
+        t = self._checked(t)
+        rate = self._rate(t)
+        return 2.0 * self._level(t)[1] * rate if self.geometry == "flow" else rate
+
+    def _checked(self, t: Array) -> Array:
+        t = asfloat(t, "t")
+        values = concrete(t)
+        if values is not None:
+            # The ends are rounded to the dtype of t: float32(0.6) lies above 0.6 and must not be refused.
+            low, high = (np.asarray(end, dtype=values.dtype) for end in self._domain)
+            inside = (values >= low) & (values <= high)
+            if not np.all(inside):
+                bad = values[~inside].flat[0]
+                msg = f"t must lie in [{self._domain[0]:g}, {self._domain[1]:g}] for {self.name}, got {bad}"
+                raise ValueError(msg)
+        return t
+
+
+def vp_linear(*, beta_min: float = 0.1, beta_max: float = 20.0) -> Schedule:
+    """Variance-preserving schedule with beta linear in time."""
+    beta_min = _number("beta_min", beta_min, "a finite number > 0", lambda v: v > 0)
+    beta_max = _number("beta_max", beta_max, "a finite number >= beta_min", lambda v: v >= beta_min)
+    slope = beta_max - beta_min
+
+    def integral(t: Array) -> Array:
+        return t * (beta_min + 0.5 * slope * t)
+
+    def level(t: Array) -> Pair:
+        xp, b = namespace(t), integral(t)
+        return xp.exp(-0.5 * b), _sqrt(-xp.expm1(-b))
+
+    def time(log_snr: Array) -> Array:
+        xp, b = namespace(log_snr), _softplus(-2.0 * log_snr)
+        infinite = xp.isinf(b)
+        b = xp.where(infinite, xp.ones_like(b), b)
+        # The other form of the root, (-beta_min + sqrt(...)) / slope, cancels for small t.
+        t = 2.0 * b / (beta_min + xp.sqrt(beta_min**2 + 2.0 * slope * b))
+        return xp.where(infinite, xp.full_like(t, math.inf), t)
+
+    def rate(t: Array) -> Array:
+        return beta_min + slope * t
+
+    def drop(t: Array, s: float) -> Array:
+        xp = namespace(t)
+        return math.exp(-integral(s)) * xp.expm1((s - t) * (beta_min + 0.5 * slope * (s + t)))
+
+    name = f"vp_linear(beta_min={beta_min:g}, beta_max={beta_max:g})"
+    return Schedule(name, "vp", 0.0, 1.0, level, time, rate, (0.0, math.inf), drop)
+
+
+def cosine(*, offset: float = 0.0) -> Schedule:
+    """Variance-preserving schedule with alpha a cosine of time."""
+    offset = _number("offset", offset, "a number in [0, 1]", lambda v: 0 <= v <= 1)
+    q = 0.5 * math.pi / (1.0 + offset)
+    cos0, sin0 = math.sin(q), math.sin(q * offset)
+
+    def level(t: Array) -> Pair:
+        xp = namespace(t)
+        # sin(q (1 - t)) is cos(q (t + offset)) without the rounding error of pi/2: exactly 0 at t = 1.
+        alpha = xp.sin(q * (1.0 - t)) / cos0
+        if offset == 0:
+            return alpha, xp.sin(q * t)
+        return _unit(alpha, xp.sin(q * t) * xp.sin(q * (t + 2.0 * offset)) / cos0**2)
+
+    def time(log_snr: Array) -> Array:
+        alpha, sigma = _pair_at("vp", log_snr)
+        xp = namespace(log_snr)
+        if offset == 0:
+            return xp.atan2(sigma, alpha) / q
+        s, c = xp.sqrt(sin0**2 + (cos0 * sigma) ** 2), cos0 * alpha
+        t = xp.atan2((cos0 * sigma) ** 2 / (s * cos0 + c * sin0), c * cos0 + s * sin0) / q
+        return xp.minimum(t, xp.ones_like(t))
+
+    def rate(t: Array) -> Array:
+        xp = namespace(t)
+        return _quotient(2.0 * q * xp.sin(q * (t + offset)), xp.sin(q * (1.0 - t)))
+
+    def drop(t: Array, s: float) -> Array:
+        xp = namespace(t)
+        return xp.sin(q * (s - t)) * xp.sin(q * (s + t + 2.0 * offset)) / cos0**2
+
+    return Schedule(f"cosine(offset={offset:g})", "vp", 0.0, 1.0, level, time, rate, (0.0, 1.0), drop)
+
+
+def ve(*, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Schedule:
+    """Variance-exploding schedule with sigma geometric in time."""
+    sigma_min = _number("sigma_min", sigma_min, "a finite number > 0", lambda v: v > 0)
+    sigma_max = _number("sigma_max", sigma_max, "a finite number > sigma_min", lambda v: v > sigma_min)
+    log_min, log_range = math.log(sigma_min), math.log(sigma_max) - math.log(sigma_min)
+
+    def level(t: Array) -> Pair:
+        # Two powers, since sigma_min * (sigma_max / sigma_min)**t misses sigma_max at t = 1 by rounding.
+        return namespace(t).ones_like(t), sigma_min ** (1.0 - t) * sigma_max**t
+
+    def time(log_snr: Array) -> Array:
+        return -(log_snr + log_min) / log_range
+
+    def rate(t: Array) -> Array:
+        return 2.0 * log_range * level(t)[1] ** 2
+
+    name = f"ve(sigma_min={sigma_min:g}, sigma_max={sigma_max:g})"
+    return Schedule(name, "ve", 0.0, 1.0, level, time, rate, (-math.inf, math.inf))
+
+
+def edm(*, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Schedule:
+    """Variance-exploding schedule whose time is sigma."""
+    sigma_min = _number("sigma_min", sigma_min, "a finite number >= 0", lambda v: v >= 0)
+    sigma_max = _number("sigma_max", sigma_max, "a finite number > sigma_min", lambda v: v > sigma_min)
+
+    def level(t: Array) -> Pair:
+        return namespace(t).ones_like(t), t
+
+    def time(log_snr: Array) -> Array:
+        return namespace(log_snr).exp(-log_snr)
+
+    def rate(t: Array) -> Array:
+        return 2.0 * t
+
+    name = f"edm(sigma_min={sigma_min:g}, sigma_max={sigma_max:g})"
+    return Schedule(name, "ve", sigma_min, sigma_max, level, time, rate, (0.0, math.inf))
+
+
+def rectified_flow() -> Schedule:
+    """Straight interpolation: alpha = 1 - t, sigma = t."""
+
+    def level(t: Array) -> Pair:
+        return 1.0 - t, t
+
+    def time(log_snr: Array) -> Array:
+        return _pair_at("flow", log_snr)[1]
+
+    def rate(t: Array) -> Array:
+        return _quotient(namespace(t).ones_like(t), 1.0 - t)
+
+    return Schedule("rectified_flow()", "flow", 0.0, 1.0, level, time, rate, (0.0, 1.0))
+
+
+def sigmoid(*, start: float = -3.0, end: float = 3.0, tau: float = 1.0) -> Schedule:
+    """Variance-preserving schedule with alpha^2 a piece of a logistic curve, rescaled to fall from 1 to 0."""
+    start = _number("start", start, "a finite number", lambda v: True)
+    tau = _number("tau", tau, "a finite number > 0", lambda v: v > 0)
+    end = _number("end", end, "a number with 0 < (end - start) / tau <= 80", lambda v: 0 < (v - start) / tau <= 80)
+    first, last = start / tau, end / tau
+    k = last - first
+    cosh_first, cosh_last, sinh_k = math.cosh(0.5 * first), math.cosh(0.5 * last), math.sinh(0.5 * k)
+
+    def cosh_at(t: Array) -> Array:
+        return namespace(t).cosh(0.5 * ((1.0 - t) * first + t * last))
+
+    def level(t: Array) -> Pair:
+        xp = namespace(t)
+        # A difference of two logistic functions is a quotient of hyperbolic ones: no cancellation at the ends.
+        alpha2 = xp.sinh(0.5 * k * (1.0 - t)) / sinh_k * (cosh_first / cosh_at(t))
+        sigma2 = xp.sinh(0.5 * k * t) / sinh_k * (cosh_last / cosh_at(t))
+        return _unit(_sqrt(alpha2), sigma2)
+
+    def time(log_snr: Array) -> Array:
+        xp = namespace(log_snr)
+        alpha, sigma = _pair_at("vp", log_snr)
+        a, n = alpha**2, sigma**2
+        low, high = _expit(first), _expit(last)
+        rise = -math.expm1(-k)
+        from_clean = (xp.log1p(n * (math.expm1(k) * _expit(-last))) - xp.log1p(-n * (rise * high))) / k
+        from_noise = (xp.log1p(a * (math.expm1(k) * low)) - xp.log1p(-a * (rise * _expit(-first)))) / k
+        return xp.where(n < 0.5, from_clean, 1.0 - from_noise)
+
+    def rate(t: Array) -> Array:
+        xp = namespace(t)
+        return _quotient(0.5 * k * cosh_last / cosh_at(t), xp.sinh(0.5 * k * (1.0 - t)))
+
+    def drop(t: Array, s: float) -> Array:
+        scale = cosh_first * cosh_last / (sinh_k * math.cosh(0.5 * ((1.0 - s) * first + s * last)))
+        return scale * namespace(t).sinh(0.5 * k * (s - t)) / cosh_at(t)
+
+    name = f"sigmoid(start={start:g}, end={end:g}, tau={tau:g})"
+    return Schedule(name, "vp", 0.0, 1.0, level, time, rate, (0.0, 1.0), drop)
+
+
+def from_betas(betas: Array, /) -> Schedule:
+    """Variance-preserving schedule through the table of a discrete chain."""
+    table = np.asarray(concrete(asfloat(betas, "betas")), dtype=np.float64)
+    if table.ndim != 1 or table.size < 2 or not np.all((table > 0) & (table < 1)):
+        msg = f"betas must be a sequence of at least two numbers in (0, 1), got shape {table.shape}: {betas!r}"
+        raise ValueError(msg)
+    n = table.size
+    log_alpha = 0.5 * np.cumsum(np.log1p(-table))
+    lam = log_alpha - 0.5 * np.log(-np.expm1(2.0 * log_alpha))
+    knots = np.arange(1, n + 1) / n
+    slope = np.concatenate([[math.nan], np.diff(lam) * n])
+
+    def segment(increasing: np.ndarray, x: Array) -> Callable[[np.ndarray], Array]:
+        # Segment i is (knot i-1, knot i]: a knot belongs to the segment on its clean side. The first and last extend.
+        xp, device = namespace(x), array_api_compat.device(x)
+        keys = xp.asarray(increasing, dtype=x.dtype, device=device)
+        i = xp.clip(xp.searchsorted(keys, xp.reshape(x, (-1,))), 1, n - 1)
+        return lambda values: xp.reshape(xp.take(xp.asarray(values, dtype=x.dtype, device=device), i), x.shape)
+
+    def log_snr(t: Array) -> Array:
+        at = segment(knots, t)
+        return at(lam) + at(slope) * (t - at(knots))
+
+    def level(t: Array) -> Pair:
+        return _pair_at("vp", log_snr(t))
+
+    def time(log_snr: Array) -> Array:
+        at = segment(-lam, -log_snr)
+        return at(knots) + (log_snr - at(lam)) / at(slope)
+
+    def rate(t: Array) -> Array:
+        return -2.0 * level(t)[1] ** 2 * segment(knots, t)(slope)
+
+    def drop(t: Array, s: float) -> Array:
+        xp, at = namespace(t), segment(knots, t)
+        i = int(np.clip(np.searchsorted(knots, s), 1, n - 1))
+        # The log-SNR between s and t as a sum of terms of one sign for t < s, so that it keeps its digits as t -> s.
+        far = at(slope) * (t - at(knots)) + (at(lam - lam[i - 1]) + float(slope[i] * (knots[i - 1] - s)))
+        gap = xp.where(at(knots) == float(knots[i]), float(slope[i]) * (t - s), far)
+        a, b = _pair_at("vp", log_snr(t)), _pair_at("vp", log_snr(np.asarray(s)))
+        return a[0] ** 2 * float(b[1] ** 2) * (0.0 - xp.expm1(-2.0 * gap))
+
+    return Schedule(f"from_betas({n})", "vp", 1.0 / n, 1.0, level, time, rate, (-math.inf, math.inf), drop)
+
+
+def shift(schedule: Schedule, factor: float, /) -> Schedule:
+    """`schedule` with sigma/alpha multiplied by `factor` at every time."""
+    factor = _number("factor", factor, "a finite number > 0", lambda v: v > 0)
+    base, geometry = schedule, schedule.geometry
+
+    def scaled(pair: Pair) -> tuple[Array, Array, Array]:
+        alpha, sigma = pair[0], factor * pair[1]
+        xp = namespace(alpha)
+        if geometry == "vp":
+            return alpha, sigma, xp.sqrt(alpha * alpha + sigma * sigma)
+        return alpha, sigma, xp.ones_like(alpha) if geometry == "ve" else alpha + sigma
+
+    def level(t: Array) -> Pair:
+        alpha, sigma, norm = scaled(base._level(t))
+        return alpha / norm, sigma / norm
+
+    def time(log_snr: Array) -> Array:
+        return base._time(log_snr + math.log(factor))
+
+    def rate(t: Array) -> Array:
+        gain = factor / scaled(base._level(t))[2]
+        return base._rate(t) * gain if geometry == "flow" else base._rate(t) * gain**2
+
+    def drop(t: Array, s: float) -> Array:
+        at_s = float(scaled(base._level(np.asarray(s)))[2])
+        return base._drop(t, s) * (factor / (at_s * scaled(base._level(t))[2])) ** 2
+
+    return replace(
+        schedule,
+        name=f"shift({schedule.name}, {factor:g})",
+        _level=level,
+        _time=time,
+        _rate=rate,
+        _drop=None if base._drop is None else drop,
+    )
+
+
+def zero_terminal_snr(schedule: Schedule, /) -> Schedule:
+    """`schedule` with alpha shifted and rescaled so that it is 0 at `t_noise` and unchanged at `t_clean`."""
+    base = schedule
+    if schedule.geometry != "vp" or base._drop is None:
+        msg = f"schedule must be variance preserving ('vp'), got geometry {schedule.geometry!r} ({schedule.name})"
+        raise ValueError(msg)
+    t0, t1 = schedule.t_clean, schedule.t_noise
+    (a0, s0), (a1, _) = ([float(v) for v in schedule.level(t)[1:]] for t in (t0, t1))
+    if a1 == 0:
+        return schedule
+    missing = s0**2 / (1.0 + a0)
+    scale = a0 / (-float(base._drop(np.asarray(t1), t0)) / (a0 + a1))
+
+    def above(t: Array) -> Array:
+        """Alpha of the base minus its last value."""
+        return base._drop(t, t1) / (base._level(t)[0] + a1)
+
+    def level(t: Array) -> Pair:
+        alpha = scale * above(t)
+        below = -base._drop(t, t0) / (base._level(t)[0] + a0)
+        return _unit(alpha, (missing + scale * below) * (1.0 + alpha))
+
+    def time(log_snr: Array) -> Array:
+        xp = namespace(log_snr)
+        alpha, sigma = _pair_at("vp", log_snr)
+        base_alpha = a1 + alpha / scale
+        one_minus = missing * (a1 / a0) + sigma**2 / ((1.0 + alpha) * scale)
+        t = base._time(_log_ratio(base_alpha, _sqrt(one_minus * (1.0 + base_alpha))))
+        return xp.where(alpha == 0, xp.full_like(t, t1), t)
+
+    def rate(t: Array) -> Array:
+        return _quotient(base._rate(t) * base._level(t)[0], above(t))
+
+    def drop(t: Array, s: float) -> Array:
+        at_s, here = float(base._level(np.asarray(s))[0]), base._level(t)[0]
+        alphas = scale * above(t) + scale * float(above(np.asarray(s)))
+        return scale * base._drop(t, s) / (here + at_s) * alphas
+
+    return replace(
+        schedule,
+        name=f"zero_terminal_snr({schedule.name})",
+        _level=level,
+        _time=time,
+        _rate=rate,
+        _domain=(t0, t1),
+        _drop=drop,
+    )
+
+
+def truncate(schedule: Schedule, /, *, t_clean: float | None = None, t_noise: float | None = None) -> Schedule:
+    """`schedule` between two of its times."""
+    old = (schedule.t_clean, schedule.t_noise)
+    clean = old[0] if t_clean is None else t_clean
+    noise = old[1] if t_noise is None else t_noise
+    clean = _number("t_clean", clean, f"a number in [{old[0]:g}, {old[1]:g})", lambda v: old[0] <= v < old[1])
+    noise = _number("t_noise", noise, f"a number in ({clean:g}, {old[1]:g}]", lambda v: clean < v <= old[1])
+    return replace(
+        schedule, name=f"truncate({schedule.name}, {clean:g}, {noise:g})", t_clean=clean, t_noise=noise
+    )
+
+
+def _pair_at(geometry: str, log_snr: Array) -> Pair:
+    """(alpha, sigma) at a log-SNR: exact at +-inf, no cancellation, derivatives right at 0 and finite at +-inf."""
+    xp = namespace(log_snr)
+    if geometry == "ve":
+        return xp.ones_like(log_snr), xp.exp(-log_snr)
+    negative = log_snr < 0
+    # Not exp(-abs(.)): the derivative of abs is 0 at 0 in every autodiff, and that of alpha would be too.
+    small = xp.exp(xp.where(negative, log_snr, -log_snr))
+    norm = xp.sqrt(1.0 + small * small) if geometry == "vp" else 1.0 + small
+    small, large = small / norm, 1.0 / norm
+    return xp.where(negative, small, large), xp.where(negative, large, small)
+
+
+def _unit(alpha: Array, sigma2: Array) -> Pair:
+    """(alpha, sigma) with squares adding to 1, the larger from the smaller: both ends come out exact."""
+    xp = namespace(alpha)
+    clean = sigma2 < 0.5
+    larger = _sqrt(xp.where(clean, 1.0 - sigma2, xp.ones_like(alpha)))
+    return xp.where(clean, larger, alpha), _sqrt(xp.where(clean, sigma2, (1.0 - alpha) * (1.0 + alpha)))
+
+
+def _log_ratio(alpha: Array, sigma: Array) -> Array:
+    alpha, sigma = asfloat(alpha, "alpha"), asfloat(sigma, "sigma")
+    xp = namespace(alpha, sigma)
+    no_signal, no_noise = alpha == 0, sigma == 0
+    ratio = xp.log(xp.where(no_signal, xp.ones_like(alpha), alpha)) - xp.log(
+        xp.where(no_noise, xp.ones_like(sigma), sigma)
+    )
+    ratio = xp.where(no_signal, xp.full_like(ratio, -math.inf), ratio)
+    return xp.where(no_noise, xp.full_like(ratio, math.inf), ratio)
+
+
+def _sqrt(x: Array) -> Array:
+    """Square root whose derivative at 0 is 0 rather than infinite (0 * inf is NaN in a chain rule)."""
+    xp = namespace(x)
+    zero = x == 0
+    return xp.where(zero, xp.zeros_like(x), xp.sqrt(xp.where(zero, xp.ones_like(x), x)))
+
+
+def _quotient(numerator: Array, denominator: Array) -> Array:
+    """numerator/denominator, +inf where the denominator is 0."""
+    xp = namespace(denominator)
+    pole = denominator == 0
+    ratio = numerator / xp.where(pole, xp.ones_like(denominator), denominator)
+    return xp.where(pole, xp.full_like(ratio, math.inf), ratio)
+
+
+def _softplus(x: Array) -> Array:
+    xp = namespace(x)
+    return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+
+
+def _expit(x: float) -> float:
+    return 1.0 / (1.0 + math.exp(-x)) if x >= 0 else math.exp(x) / (1.0 + math.exp(x))
+
+
+def _not_nan(x: Array, name: str) -> Array:
+    x = asfloat(x, name)
+    values = concrete(x)
+    if values is not None and np.any(np.isnan(values)):
+        msg = f"{name} must hold numbers, +inf or -inf, got nan"
+        raise ValueError(msg)
+    return x
+
+
+def _number(name: str, value: float, expected: str, accept: Callable[[float], bool]) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value) or not accept(float(value)):
+        msg = f"{name} must be {expected}, got {value!r}"
+        raise ValueError(msg)
+    return float(value)
