@@ -81,7 +81,9 @@ def check_alt(app: Sphinx, doctree: nodes.document) -> None:
         if problem:
             name = figure["names"][0] if figure and figure["names"] else image["uri"]
             page = Path(doctree["source"]).name
-            logger.warning("%s: the figure %s %s", page, name, problem, location=app.env.docname, type="house", subtype="alt")
+            logger.warning(
+                "%s: the figure %s %s", page, name, problem, location=app.env.docname, type="house", subtype="alt"
+            )
 
 
 def trim_missing(app: Sphinx, docname: str, source: list[str]) -> None:

@@ -19,7 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from docutils import nodes
 from sphinx.application import Sphinx
@@ -105,7 +105,9 @@ def _read_module(path: Path, root: Path, sources: Sources) -> None:
             methods = [item for item in _definitions(node) if not item.name.startswith("_")]
             codes += [_code(item, f"{node.name}.{item.name}", module) for item in methods]
         elif chapter.exists() and not codes[0].labels:
-            sources.problems.append(f"{relative}:{node.lineno}: {node.name} is public but its docstring cites no equation")
+            sources.problems.append(
+                f"{relative}:{node.lineno}: {node.name} is public but its docstring cites no equation"
+            )
         sources.functions += [code for code in codes if code.labels]
 
 
@@ -150,7 +152,9 @@ def _read_tests(path: Path, root: Path, sources: Sources) -> None:
             if is_class:
                 visit(node, f"{prefix}{node.name}.", [*inherited, *own])
             elif node.name.startswith("test") and labels:
-                sources.tests.append(Code(prefix + node.name, relative, _first_line(node), node.end_lineno or 0, labels))
+                sources.tests.append(
+                    Code(prefix + node.name, relative, _first_line(node), node.end_lineno or 0, labels)
+                )
 
     visit(tree, "", everywhere)
 
@@ -207,15 +211,20 @@ def merge(app: Sphinx, env: BuildEnvironment, docnames: set[str], other: BuildEn
     _latex(env).update({page: found for page, found in _latex(other).items() if page in docnames})
 
 
+def _defined(env: BuildEnvironment) -> dict[str, tuple[str, int]]:
+    """Label -> (page, serial number in its page), of all labelled equations."""
+    return env.get_domain("math").equations  # type: ignore[attr-defined]
+
+
 def equations(env: BuildEnvironment, page: str | None = None) -> list[str]:
     """Labels in the order of their pages and numbers; of one page or of all."""
-    known = env.get_domain("math").equations  # type: ignore[attr-defined]
+    known = _defined(env)
     return [label for label, (docname, _) in known.items() if page in {None, docname}]
 
 
 def number(env: BuildEnvironment, label: str) -> str:
     """Number of an equation as printed, without parentheses."""
-    docname, serial = env.get_domain("math").equations[label]  # type: ignore[attr-defined]
+    docname, serial = _defined(env)[label]
     numbers = env.toc_fignumbers.get(docname, {}).get("displaymath", {})
     return ".".join(map(str, numbers.get(f"equation-{label}", ()))) or str(serial)
 
@@ -263,7 +272,9 @@ def find_problems(app: Sphinx) -> list[str]:
     problems += [f"book/{known[x]}: the equation {x} has no test that claims it" for x in known if x not in claimed]
     for test in sources.tests:
         unknown = [label for label in test.labels if label not in known]
-        problems += [f"{test.path}:{test.start}: {test.name} claims {label}, which no page defines" for label in unknown]
+        problems += [
+            f"{test.path}:{test.start}: {test.name} claims {label}, which no page defines" for label in unknown
+        ]
     objects = env.get_domain("py").objects  # type: ignore[attr-defined]
     for module, names in sources.public.items():
         missing = [name for name in names if f"{module}.{name}" not in objects]
@@ -290,22 +301,22 @@ def fail(app: Sphinx, exception: Exception | None) -> None:
 # -- what the reader sees ---------------------------------------------------------------------------------------------
 
 
-class ledger_details(nodes.General, nodes.Element):  # noqa: N801
+class ledger_details(nodes.General, nodes.Element):
     """A block that opens on a click; its first child is the summary."""
 
 
-class ledger_summary(nodes.General, nodes.TextElement):  # noqa: N801
+class ledger_summary(nodes.General, nodes.TextElement):
     """The visible line of a `ledger_details`."""
 
 
-class ledger_table(nodes.General, nodes.Element):  # noqa: N801
+class ledger_table(nodes.General, nodes.Element):
     """Place of a table of equations, filled in when the page is written."""
 
 
 class Ledger(SphinxDirective):
     """The table equation, functions, tests of this page, or of the whole book with ``:all:``."""
 
-    option_spec = {"all": lambda argument: True}
+    option_spec: ClassVar = {"all": lambda argument: True}
 
     def run(self) -> list[nodes.Node]:
         """Leave a placeholder; numbers and links are known only after all pages have been read."""
@@ -380,17 +391,25 @@ def _test_page(path: str) -> str:
     return f"{TEST_PAGES}/{Path(path).relative_to('tests').with_suffix('').as_posix()}"
 
 
-def _table(app: Sphinx, docname: str, labels: list[str], entries: dict[str, tuple[list[Code], list[Code]]]) -> nodes.Node:
+def _table(
+    app: Sphinx, docname: str, labels: list[str], entries: dict[str, tuple[list[Code], list[Code]]]
+) -> nodes.Node:
     if not labels:
         return nodes.paragraph("", "This page has no labelled equation.")
     head = nodes.row("", *[nodes.entry("", nodes.paragraph("", text)) for text in ("Equation", "Functions", "Tests")])
     body = nodes.tbody()
     for label in sorted(labels, key=lambda label: _order(app.env, label)):
         functions, tests = entries.get(label, ([], []))
-        page = app.env.get_domain("math").equations[label][0]  # type: ignore[attr-defined]
+        page = _defined(app.env)[label][0]
         target = f"{app.builder.get_relative_uri(docname, page)}#equation-{label}"
         text = f"({number(app.env, label)})"
-        link = nodes.paragraph("", "", nodes.reference("", text, refuri=target, internal=True), nodes.Text(" "), nodes.literal(label, label))
+        link = nodes.paragraph(
+            "",
+            "",
+            nodes.reference("", text, refuri=target, internal=True),
+            nodes.Text(" "),
+            nodes.literal(label, label),
+        )
         cells = [_links(app, docname, codes) if codes else nodes.paragraph("", "none") for codes in (functions, tests)]
         body += nodes.row("", nodes.entry("", link), *[nodes.entry("", cell) for cell in cells])
     group = nodes.tgroup("", *[nodes.colspec(colwidth=1) for _ in range(3)], nodes.thead("", head), body, cols=3)
@@ -406,7 +425,7 @@ def test_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
     tests = defaultdict(list)
     for test in _sources(app).tests:
         tests[test.path].append(test)
-    known = app.env.get_domain("math").equations  # type: ignore[attr-defined]
+    known = _defined(app.env)
     for path, codes in sorted(tests.items()):
         page = _test_page(path)
         source = (_root(app) / path).read_text(encoding="utf-8")
@@ -431,7 +450,7 @@ def publish(app: Sphinx) -> None:
     entries = _sources(app).by_label()
     env, records = app.env, []
     for label in sorted(equations(env), key=lambda label: _order(env, label)):
-        page = env.get_domain("math").equations[label][0]  # type: ignore[attr-defined]
+        page = _defined(env)[label][0]
         functions, tests = entries.get(label, ([], []))
         records.append(
             {
