@@ -13,7 +13,21 @@ from typing import Any
 import array_api_compat
 import numpy as np
 
-__all__ = ["asfloat", "concrete", "is_jax", "is_rng", "namespace", "normal", "scan", "state_dtype"]
+__all__ = [
+    "asfloat",
+    "concrete",
+    "constant",
+    "differentiate_as",
+    "is_jax",
+    "is_rng",
+    "namespace",
+    "normal",
+    "scan",
+    "slice_axis",
+    "state_dtype",
+    "uniform",
+    "zeros_for",
+]
 
 Array = Any
 """An array of NumPy, JAX, PyTorch or any library of the array API standard."""
@@ -133,33 +147,64 @@ def _is_bfloat16(dtype: Any) -> bool:
     return str(dtype) in {"bfloat16", "torch.bfloat16"}
 
 
-def scan(body: Callable[[Any, Any], Any], carry: Any, rows: Sequence[Any] | Any, *, jax_rows: bool) -> Any:
-    """Apply ``carry = body(carry, row)`` over `rows`; a Python loop, or ``lax.scan`` when `jax_rows`.
+def scan(body: Callable[[Any, Any], Any], carry: Any, rows: Any, like: Array) -> tuple[Any, Any]:
+    """Apply ``carry, out = body(carry, row)`` over `rows`; ``lax.scan`` if `like` is a JAX array, else a Python loop.
 
     Parameters
     ----------
     body : callable
-        ``body(carry, row) -> carry``.
+        ``body(carry, row) -> (carry, out)``.
     carry : pytree
         Initial value.
     rows : iterable or pytree of arrays
-        An iterable of rows; with `jax_rows` a pytree of arrays that are sliced along their first axis.
-    jax_rows : bool
-        Whether JAX runs the loop. Reverse mode then recomputes a row's work instead of storing it.
+        An iterable of rows; for JAX a pytree of arrays that are sliced along their first axis. Reverse-mode derivatives
+        then recompute a row's work instead of storing it.
+    like : array
+        Decides who runs the loop.
 
     Returns
     -------
-    pytree
-        The final carry.
+    tuple
+        The final carry, and the outs: a list, or for JAX stacked arrays.
     """
-    if not jax_rows:
-        for row in rows:
-            carry = body(carry, row)
-        return carry
-    import jax
+    if is_jax(like):
+        import jax
 
-    step = jax.checkpoint(lambda c, row: (body(c, row), None), prevent_cse=False)
-    return jax.lax.scan(step, carry, rows)[0]
+        return jax.lax.scan(jax.checkpoint(body, prevent_cse=False), carry, rows)
+    outs = []
+    for row in rows:
+        carry, out = body(carry, row)
+        outs.append(out)
+    return carry, outs
+
+
+def add_normal(y: Array, scale: Array | float, rng: Any, row: Any) -> Array:
+    """``y + scale z`` with standard normals z; nothing is drawn where `scale` is 0.
+
+    Parameters
+    ----------
+    y : array
+        State.
+    scale : float or 0-d array
+        Standard deviation of the noise.
+    rng : see `normal`
+        Source of the draw.
+    row : int
+        Number of the draw.
+
+    Returns
+    -------
+    array
+        The noisy state.
+    """
+    if is_jax(y) and is_jax(scale):
+        import jax
+
+        z = jax.lax.cond(scale == 0.0, lambda: jax.numpy.zeros_like(y), lambda: normal(rng, row, y))
+        return y + scale * z
+    if isinstance(scale, float) and scale == 0.0:
+        return y
+    return y + scale * normal(rng, row, y)
 
 
 def is_rng(rng: Any, like: Array) -> bool:
@@ -232,7 +277,7 @@ def normal(rng: Any, row: Any, like: Array) -> Array:
         return xp.stack([normal(g, row, like[i, ...]) for i, g in enumerate(rng)])
     if array_api_compat.is_torch_array(like):
         return xp.randn(like.shape, generator=rng, dtype=dtype, device=like.device)
-    return xp.asarray(rng.standard_normal(like.shape, dtype=np.dtype(str(dtype).rsplit(".", 1)[-1])))
+    return xp.asarray(rng.standard_normal(like.shape, dtype=np.float64 if dtype == xp.float64 else np.float32))
 
 
 def _jax_normal(rng: Array, row: Any, like: Array, dtype: Any) -> Array:
@@ -260,3 +305,188 @@ def _check_batch(sources: int, like: Array) -> None:
     if like.ndim == 0 or sources != like.shape[0]:
         msg = f"rng must hold one source for each sample, got {sources} for x of shape {tuple(like.shape)}"
         raise ValueError(msg)
+
+
+def zeros_for(rng: Any, shape: tuple[int, ...]) -> Array:
+    """Zeros of the library and device of `rng`, in that library's default floating dtype.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
+        A source of random numbers.
+    shape : tuple of int
+        Shape of the result.
+
+    Returns
+    -------
+    array
+        Zeros: float64 for NumPy, the default dtype of JAX and PyTorch.
+
+    Raises
+    ------
+    TypeError
+        If `rng` is none of these.
+    """
+    source = rng[0] if isinstance(rng, Sequence) and len(rng) > 0 else rng
+    torch = sys.modules.get("torch")
+    if isinstance(source, np.random.Generator):
+        return np.zeros(shape)
+    if torch is not None and isinstance(source, torch.Generator):
+        return torch.zeros(shape, device=source.device)
+    if is_jax(rng) and _key_rank(rng) in {0, 1}:
+        return sys.modules["jax"].numpy.zeros(shape)
+    msg = (
+        "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator or a sequence of them (one for each "
+        f"sample), got {type(rng).__name__}"
+    )
+    raise TypeError(msg)
+
+
+def uniform(rng: Any, row: int, like: Array) -> Array:
+    """Uniform draws from [0, 1) of the shape of `like`, in its state dtype; draw number `row` of `rng`.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
+        As in `normal`, without callables.
+    row : int
+        Number of the draw, from 0.
+    like : array
+        Shape, library and device.
+
+    Returns
+    -------
+    array
+        Draws on a grid of spacing 2^-53 in float64 and 2^-24 (JAX 2^-23) in float32.
+
+    Raises
+    ------
+    ValueError
+        If a batch of sources does not match ``like.shape[0]``.
+    """
+    xp = namespace(like)
+    dtype = state_dtype(like)
+    if is_jax(like):
+        import jax
+
+        def draw(key: Array, shape: tuple[int, ...]) -> Array:
+            return jax.random.uniform(jax.random.fold_in(key, row), shape, dtype)
+
+        if _key_rank(rng) == 0:
+            return draw(rng, like.shape)
+        _check_batch(rng.shape[0], like)
+        return jax.vmap(lambda key: draw(key, like.shape[1:]))(rng)
+    if isinstance(rng, Sequence):
+        _check_batch(len(rng), like)
+        return xp.stack([uniform(g, row, like[i, ...]) for i, g in enumerate(rng)])
+    if array_api_compat.is_torch_array(like):
+        return xp.rand(like.shape, generator=rng, dtype=dtype, device=like.device)
+    return xp.asarray(rng.random(like.shape, dtype=np.float64 if dtype == xp.float64 else np.float32))
+
+
+def constant(x: Array) -> Array:
+    """`x` as a constant: derivatives do not pass through it.
+
+    Parameters
+    ----------
+    x : array
+        Any array.
+
+    Returns
+    -------
+    array
+        The same values.
+    """
+    if is_jax(x):
+        return sys.modules["jax"].lax.stop_gradient(x)
+    return x.detach() if array_api_compat.is_torch_array(x) else x
+
+
+def slice_axis(x: Array, start: int | Array, size: int, axis: int) -> Array:
+    """``x[..., start : start + size, ...]`` along `axis`; `start` may be traced by JAX.
+
+    Parameters
+    ----------
+    x : array
+        Array to cut.
+    start : int
+        First index, with ``start + size <= x.shape[axis]``.
+    size : int
+        Length of the slice.
+    axis : int
+        Axis, counted from either end.
+
+    Returns
+    -------
+    array
+        The slice; a view where the library has views.
+    """
+    if is_jax(x):
+        return sys.modules["jax"].lax.dynamic_slice_in_dim(x, start, size, axis)
+    index = [slice(None)] * x.ndim
+    index[axis] = slice(start, start + size)
+    return x[tuple(index)]
+
+
+def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args: Array) -> Any:
+    """``value(*args)``, whose derivatives are those of an equal function that is cheaper to differentiate.
+
+    Parameters
+    ----------
+    value : callable
+        ``value(*args) -> tuple of arrays``: computed, never differentiated.
+    twin : callable
+        ``twin(out, *args)`` equals ``value(*args)`` when ``out`` does; derivatives to any order are taken of it with
+        respect to `args`, `out` held constant.
+    *args : array
+        Floating-point arrays; all differentiable inputs must be among them.
+
+    Returns
+    -------
+    tuple of array
+        ``value(*args)``.
+    """
+    if any(is_jax(a) for a in args):
+        jax = sys.modules["jax"]
+
+        def rule(primals: Any, tangents: Any) -> Any:
+            out = function(*primals)
+            held = jax.lax.stop_gradient(out)
+            return out, jax.jvp(lambda *a: twin(held, *a), primals, tangents)[1]
+
+        function = jax.custom_jvp(value)
+        function.defjvp(rule)
+        return function(*args)
+    if any(array_api_compat.is_torch_array(a) for a in args):
+        return _torch_function(value, twin).apply(*args)
+    return value(*args)
+
+
+def _torch_function(value: Callable[..., Any], twin: Callable[..., Any]) -> Any:
+    torch = sys.modules["torch"]
+
+    class Function(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(*args: Any) -> Any:
+            return value(*args)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs, *output)
+            ctx.save_for_forward(*inputs, *output)
+            ctx.split = len(inputs)
+
+        @staticmethod
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            args, out = ctx.saved_tensors[: ctx.split], ctx.saved_tensors[ctx.split :]
+            held = tuple(o.detach() for o in out)
+            return torch.func.vjp(lambda *a: twin(held, *a), *args)[1](cotangents)
+
+        @staticmethod
+        def jvp(ctx: Any, *tangents: Any) -> Any:
+            args, out = ctx.saved_tensors[: ctx.split], ctx.saved_tensors[ctx.split :]
+            return torch.func.jvp(lambda *a: twin(out, *a), args, tangents)[1]
+
+    return Function

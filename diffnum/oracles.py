@@ -1,0 +1,840 @@
+"""Distributions whose denoiser is known in closed form, and a semilinear equation whose solution is.
+
+An oracle knows the law of x_0 and so the exact posterior mean E[x_0 | x_t = x], the score and the log-density of
+x_t = alpha x_0 + sigma eps at every level. With one in place of a network a sampler has no error but its own.
+
+Conventions: ``x`` has shape (..., d); a level is a ``Level(t, alpha, sigma)`` whose entries are scalars or broadcast
+against ``x[..., 0]``. Parameters are NumPy constants, or arrays of the library of ``x``, through which gradients flow.
+Log-densities are in nats. The chapter :doc:`/oracles` derives the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import array_api_compat
+import numpy as np
+
+from . import _backend
+
+if TYPE_CHECKING:
+    from .schedules import Level
+
+__all__ = [
+    "Empirical",
+    "Gaussian",
+    "Mixture",
+    "SemilinearProblem",
+    "empirical",
+    "gaussian",
+    "mixture",
+    "semilinear_problem",
+]
+
+Array = Any
+LOG_TWO_PI = math.log(2.0 * math.pi)
+CHUNK_SCORES = 2**21
+"""Scores held at once when no chunk is given: 16 MiB of float64."""
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """A law of x_0 with its exact denoiser; the base of the three records of this module."""
+
+    def denoise(self, x: Array, level: Level, /) -> Array:
+        """Posterior mean E[x_0 | x_t = x], equation :eq:`oracles-posterior-mean`.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Noisy points.
+        level : Level
+            Their ``alpha`` and ``sigma``: scalars, or arrays that broadcast against ``x[..., 0]``.
+
+        Returns
+        -------
+        array, shape (..., d)
+            The denoised points, of the namespace and dtype of `x`.
+        """
+        at = _Point(self, x, level)
+        return at.result(self._mean(at))
+
+    def score(self, x: Array, level: Level, /) -> Array:
+        """Gradient of the log-density of x_t, equation :eq:`oracles-tweedie`.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Noisy points.
+        level : Level
+            Their ``alpha`` and ``sigma``.
+
+        Returns
+        -------
+        array, shape (..., d)
+            The score (alpha D - x)/sigma^2, without that difference where a direct form exists.
+        """
+        at = _Point(self, x, level)
+        return at.result(self._score(at))
+
+    def log_density(self, x: Array, level: Level, /) -> Array:
+        """Log-density of x_t at `x` in nats, equation :eq:`oracles-log-density`.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Noisy points.
+        level : Level
+            Their ``alpha`` and ``sigma``.
+
+        Returns
+        -------
+        array, shape (...)
+            log p_t(x); +inf or -inf where the law has no density (point masses at sigma = 0).
+        """
+        at = _Point(self, x, level)
+        return at.result(self._log_density(at))
+
+    def covariance(self, x: Array, level: Level, /) -> Array:
+        """Posterior covariance Cov[x_0 | x_t = x], equation :eq:`oracles-covariance`.
+
+        Parameters
+        ----------
+        x : array, shape (..., d)
+            Noisy points.
+        level : Level
+            Their ``alpha`` and ``sigma``.
+
+        Returns
+        -------
+        array, shape (..., d, d)
+            The covariance; times alpha/sigma^2 it is the Jacobian of the denoiser.
+        """
+        at = _Point(self, x, level)
+        return at.result(self._covariance(at))
+
+    def sample(self, rng: Any, n: int) -> Array:
+        """Draws of x_0.
+
+        Parameters
+        ----------
+        rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of n of them
+            The source decides the library. With one source for each sample, sample i depends on source i alone.
+        n : int
+            Number of draws, at least 1.
+
+        Returns
+        -------
+        array, shape (n, d)
+            Draws in the default floating dtype of the library (d = 1 where all parameters are scalars).
+
+        Raises
+        ------
+        TypeError
+            If `rng` is no source of random numbers.
+        ValueError
+            If `n` is not a positive integer, or differs from the number of sources.
+        """
+        count = _integer(n, "n")
+        like = _backend.zeros_for(rng, (count, self._dimension() or 1))
+        return self._draw(rng, like)
+
+    def _parameters(self) -> tuple[Array, ...]:
+        raise NotImplementedError
+
+    def _dimension(self) -> int | None:
+        """Number of components of x; None for any."""
+        raise NotImplementedError
+
+    def _working(self, x: Array) -> Any:
+        """Floating type of the arithmetic."""
+        return _backend.state_dtype(x)
+
+    def _mean(self, at: _Point) -> Array:
+        raise NotImplementedError
+
+    def _score(self, at: _Point) -> Array:
+        raise NotImplementedError
+
+    def _log_density(self, at: _Point) -> Array:
+        raise NotImplementedError
+
+    def _covariance(self, at: _Point) -> Array:
+        raise NotImplementedError
+
+    def _draw(self, rng: Any, like: Array) -> Array:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Gaussian(Oracle):
+    """Record of a normal law, made by `gaussian`; with a `basis`, `std` belongs to its columns."""
+
+    mean: Array
+    std: Array
+    basis: Array | None = None
+
+    def _parameters(self) -> tuple[Array, ...]:
+        return (self.mean, self.std) if self.basis is None else (self.mean, self.std, self.basis)
+
+    def _dimension(self) -> int | None:
+        shapes = [p.shape for p in self._parameters() if p.ndim > 0]
+        return int(shapes[0][-1]) if shapes else None
+
+    def _standardise(self, at: _Point) -> tuple[Array, Array, Array]:
+        """Prior std, inverse std of x_t (0 for none) and residual in the eigenbasis."""
+        mean, std = at.parameters[:2]
+        residual = at.x - at.alpha * mean
+        if self.basis is not None:
+            residual = at.xp.matmul(residual, at.parameters[2])
+        return std, _inverse(at.xp, at.xp.hypot(at.alpha * std, at.sigma)), residual
+
+    def _back(self, at: _Point, z: Array) -> Array:
+        return z if self.basis is None else at.xp.matmul(z, at.parameters[2].T)
+
+    def _mean(self, at: _Point) -> Array:
+        std, inverse, residual = self._standardise(at)
+        return at.parameters[0] + self._back(at, at.alpha * std * inverse * (std * (residual * inverse)))
+
+    def _score(self, at: _Point) -> Array:
+        _, inverse, residual = self._standardise(at)
+        return -self._back(at, residual * inverse * inverse)
+
+    def _log_density(self, at: _Point) -> Array:
+        _, inverse, residual = self._standardise(at)
+        xp, flat = at.xp, inverse == 0
+        z = residual * inverse
+        log_inverse = xp.log(xp.where(flat, xp.ones_like(inverse), inverse))
+        regular = xp.sum(log_inverse - 0.5 * (z * z + LOG_TWO_PI), axis=-1)
+        off = xp.any(flat & (residual != 0), axis=-1)
+        singular = xp.where(off, xp.full_like(regular, -math.inf), xp.full_like(regular, math.inf))
+        return xp.where(xp.any(xp.broadcast_to(flat, residual.shape), axis=-1), singular, regular)
+
+    def _covariance(self, at: _Point) -> Array:
+        std, inverse, residual = self._standardise(at)
+        # A direction without noise is known exactly; one without spread always was.
+        variance = (std * at.sigma * inverse) ** 2 + 0.0 * residual
+        basis = _identity(at, at.x.shape[-1]) if self.basis is None else at.parameters[2]
+        return at.xp.matmul(basis * variance[..., None, :], basis.T)
+
+    def _draw(self, rng: Any, like: Array) -> Array:
+        mean, std, *basis = _cast(self._parameters(), _backend.namespace(like, *self._parameters()), like)
+        draws = _backend.normal(rng, 0, like) * std
+        return mean + (_backend.namespace(draws, *basis).matmul(draws, basis[0].T) if basis else draws)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture(Oracle):
+    """Record of a mixture of normal laws, made by `mixture`; `stds` is (M, 1) or (M, d)."""
+
+    weights: Array
+    means: Array
+    stds: Array
+
+    def _parameters(self) -> tuple[Array, ...]:
+        return (self.weights, self.means, self.stds)
+
+    def _dimension(self) -> int:
+        return int(self.means.shape[-1])
+
+    def _components(self, at: _Point) -> tuple[Array, Array, Array]:
+        """Log of weight times density, standardised residual and std of x_t, for each component."""
+        weights, means, stds = at.parameters
+        alpha, sigma = at.alpha[..., None], at.sigma[..., None]
+        spread = at.xp.hypot(alpha * stds, sigma)
+        residual = at.x[..., None, :] - alpha * means
+        z = residual / spread
+        terms = z * z + 2.0 * at.xp.log(spread) + LOG_TWO_PI
+        return at.xp.log(weights / at.xp.sum(weights)) - 0.5 * at.xp.sum(terms, axis=-1), z, spread
+
+    def _posterior(self, at: _Point) -> tuple[Array, Array, Array]:
+        """Responsibilities, posterior means and standard deviations of the components."""
+        logs, z, spread = self._components(at)
+        _, means, stds = at.parameters
+        gain = at.alpha[..., None] * stds / spread
+        return _softmax(at.xp, logs)[..., None], means + gain * stds * z, stds * at.sigma[..., None] / spread
+
+    def _mean(self, at: _Point) -> Array:
+        share, means, _ = self._posterior(at)
+        return at.xp.sum(share * means, axis=-2)
+
+    def _score(self, at: _Point) -> Array:
+        logs, z, spread = self._components(at)
+        return -at.xp.sum(_softmax(at.xp, logs)[..., None] * (z / spread), axis=-2)
+
+    def _log_density(self, at: _Point) -> Array:
+        logs = self._components(at)[0]
+        top = at.xp.max(logs, axis=-1, keepdims=True)
+        return at.xp.log(at.xp.sum(at.xp.exp(logs - top), axis=-1)) + top[..., 0]
+
+    def _covariance(self, at: _Point) -> Array:
+        share, means, stds = self._posterior(at)
+        centred = means - at.xp.sum(share * means, axis=-2, keepdims=True)
+        between = at.xp.matmul(at.xp.matrix_transpose(share * centred), centred)
+        within = at.xp.sum(share * stds * stds + 0.0 * centred, axis=-2)
+        return between + within[..., None] * _identity(at, at.x.shape[-1])
+
+    def _draw(self, rng: Any, like: Array) -> Array:
+        xp = _backend.namespace(like, *self._parameters())
+        weights, means, stds = _cast(self._parameters(), xp, like)
+        cumulative = xp.cumulative_sum(weights / xp.sum(weights))
+        which = xp.searchsorted(cumulative[:-1], _category_uniform(rng, like), side="right")
+        return xp.take(means, which, axis=0) + xp.take(stds, which, axis=0) * _backend.normal(rng, 1, like)
+
+
+@dataclass(frozen=True, eq=False)
+class Empirical(Oracle):
+    """Record of a finite data set whose points are equally likely, made by `empirical`.
+
+    `offsets` are the data minus their mean `centre` in the widest floating type of their library, `half_squares`
+    half their squared lengths, `scale` their root mean square length.
+    """
+
+    data: Array
+    centre: Array
+    offsets: Array
+    half_squares: Array
+    scale: Array
+    chunk: int | None = None
+
+    def _parameters(self) -> tuple[Array, ...]:
+        return (self.centre, self.scale)
+
+    def _working(self, x: Array) -> Any:
+        return _widest(_backend.namespace(x))
+
+    def _dimension(self) -> int:
+        return int(self.data.shape[-1])
+
+    def _mean(self, at: _Point) -> Array:
+        return self._sweep(at)[1]
+
+    def _score(self, at: _Point) -> Array:
+        xp, residual = at.xp, at.alpha * self._sweep(at)[1] - at.x
+        clean = at.sigma == 0
+        sigma = xp.where(clean, xp.ones_like(at.sigma), at.sigma)
+        infinite = xp.where(residual == 0, xp.zeros_like(residual), xp.sign(residual) * math.inf)
+        return xp.where(clean, infinite, residual / sigma / sigma)
+
+    def _log_density(self, at: _Point) -> Array:
+        xp = at.xp
+        total, mean = self._sweep(at)
+        sigma = at.sigma[..., 0]
+        clean = sigma == 0
+        constant = math.log(self.data.shape[0]) + 0.5 * self.data.shape[1] * LOG_TWO_PI
+        regular = total - self.data.shape[1] * xp.log(xp.where(clean, xp.ones_like(sigma), sigma)) - constant
+        on = xp.all(at.alpha * mean == at.x, axis=-1)
+        mass = xp.where(on, xp.full_like(regular, math.inf), xp.full_like(regular, -math.inf))
+        return xp.where(clean, mass, regular)
+
+    def _covariance(self, at: _Point) -> Array:
+        xp, size = at.xp, self.data.shape[1]
+
+        def moments(offsets: Array, _: Array) -> Array:
+            products = xp.reshape(offsets[:, :, None] * offsets[:, None, :], (-1, size * size))
+            return xp.concat([offsets, products], axis=1)
+
+        both = self._sweep(at, moments, size + size * size)[1]
+        mean = both[..., :size]
+        return xp.reshape(both[..., size:], (*mean.shape, size)) - mean[..., :, None] * mean[..., None, :]
+
+    def _sweep(
+        self, at: _Point, values: Callable[[Array, Array], Array] = lambda _, data: data, width: int | None = None
+    ) -> tuple[Array, Array]:
+        """Log of the sum of exp(-|x - alpha y|^2/(2 sigma^2)) over the data y, and the softmax average of `values`."""
+        xp = at.xp
+        centre, scale = at.parameters
+        x = xp.reshape(at.x, (-1, at.x.shape[-1]))
+        alpha, sigma = (xp.reshape(xp.broadcast_to(c, at.x[..., :1].shape), (-1, 1)) for c in (at.alpha, at.sigma))
+        # Below the floor the weights have reached their limit: one, or equal ones for points at equal distance.
+        exact = x.dtype == xp.float64
+        floor = xp.broadcast_to(scale * (1e-30 if exact else 1e-10), sigma.shape)
+        sigma = xp.where(sigma > floor, sigma, xp.where(floor > 0, floor, xp.ones_like(floor)))
+        residual = x - alpha * centre
+
+        def body(carry: tuple[Array, Array, Array], row: tuple[Array, ...]) -> tuple[tuple[Array, ...], None]:
+            offsets, half_squares, data, log_weight = row
+            if exact:
+                scores = alpha / sigma / sigma * (xp.matmul(residual, offsets.T) - alpha * half_squares)
+            else:
+                # float32 would lose the difference of two large squares: take the square of the difference.
+                gap = (residual[:, None, :] - alpha[..., None] * offsets) / sigma[..., None]
+                scores = -0.5 * xp.sum(gap * gap, axis=-1)
+            scores = scores + log_weight
+            top, total, weighted = carry
+            new = xp.maximum(top, xp.max(scores, axis=-1, keepdims=True))
+            old, weights = xp.exp(top - new), xp.exp(scores - new)
+            total = total * old + xp.sum(weights, axis=-1, keepdims=True)
+            return (new, total, weighted * old + xp.matmul(weights, values(offsets, data))), None
+
+        width = width or x.shape[1]
+        chunk = self.chunk or max(1, CHUNK_SCORES // max(x.shape[0], width))
+        rows = _rows((self.offsets, self.half_squares, self.data), chunk, x)
+        start = (
+            xp.full_like(alpha, -math.inf),
+            xp.zeros_like(alpha),
+            xp.zeros((x.shape[0], width), dtype=x.dtype, device=array_api_compat.device(x)),
+        )
+        (top, total, weighted), _ = _backend.scan(body, start, rows, x)
+        logs = xp.log(total) + top
+        if exact:
+            logs = logs - 0.5 * xp.sum((residual / sigma) ** 2, axis=-1, keepdims=True)
+        shape = at.x.shape[:-1]
+        return xp.reshape(logs, shape), xp.reshape(weighted / total, (*shape, weighted.shape[-1]))
+
+    def _draw(self, rng: Any, like: Array) -> Array:
+        xp = _backend.namespace(like, self.data)
+        count = self.data.shape[0]
+        which = xp.astype(xp.floor(_category_uniform(rng, like) * count), xp.int32)
+        data = _cast((self.data,), xp, like)[0]
+        return xp.take(data, xp.where(which < count, which, which - 1), axis=0)
+
+
+@dataclass(frozen=True, eq=False)
+class SemilinearProblem:
+    """Record of y' = a(t) y + f(t, y) with a known solution; made by `semilinear_problem`."""
+
+    rate_mean: Array
+    rate_wave: Array
+    coupling: Array
+    phases: Array
+    t0: float
+    t1: float
+
+    def rate(self, t: Array, /) -> Array:
+        """Rate a(t), equation :eq:`oracles-semilinear`.
+
+        Parameters
+        ----------
+        t : array
+            Time.
+
+        Returns
+        -------
+        array
+            The rate, of the shape of `t`.
+        """
+        xp = _backend.namespace(t, self.rate_mean, self.rate_wave)
+        return self.rate_mean + self.rate_wave * xp.cos(3.0 * _as(xp, t))
+
+    def integral(self, t: Array, /) -> Array:
+        """Integral of the rate from 0 to t, equation :eq:`oracles-semilinear`.
+
+        Parameters
+        ----------
+        t : array
+            Time.
+
+        Returns
+        -------
+        array
+            The integral, of the shape of `t`.
+        """
+        xp = _backend.namespace(t, self.rate_mean, self.rate_wave)
+        t = _as(xp, t)
+        return self.rate_mean * t + self.rate_wave * xp.sin(3.0 * t) / 3.0
+
+    def f(self, t: Array, y: Array, /) -> Array:
+        """Nonlinear part f(t, y), equation :eq:`oracles-semilinear`.
+
+        Parameters
+        ----------
+        t : array
+            Time: a scalar, or an array that broadcasts against ``y[..., 0]``.
+        y : array, shape (..., d)
+            State.
+
+        Returns
+        -------
+        array, shape (..., d)
+            The values, in the namespace and dtype of `y`.
+        """
+        xp = _backend.namespace(y, t, self.rate_mean, self.rate_wave, self.coupling)
+        y = _as(xp, _backend.asfloat(y, "y"))
+        t = _cast((t,), xp, y)[0]
+        angle = t[..., None] + _cast((self.phases,), xp, y)[0]
+        mean, wave, coupling = _cast((self.rate_mean, self.rate_wave, self.coupling), xp, y)
+        rate = (mean + wave * xp.cos(3.0 * t))[..., None]
+        solution = xp.cos(angle)
+        return coupling * (xp.sin(y) - xp.sin(solution)) - xp.sin(angle) - rate * solution
+
+    def solution(self, t: Array, /) -> Array:
+        """Exact solution cos(t + phase), equation :eq:`oracles-semilinear`.
+
+        Parameters
+        ----------
+        t : array
+            Time.
+
+        Returns
+        -------
+        array, shape (..., d)
+            One component for each phase.
+        """
+        xp = _backend.namespace(t, self.phases)
+        t = _as(xp, t)
+        return xp.cos(t[..., None] + _cast((self.phases,), xp, t)[0])
+
+    def denoise(self, y: Array, level: Level, /) -> Array:
+        """``f(level.t, y)``: the form in which solvers call the nonlinear part of :eq:`oracles-semilinear`.
+
+        Parameters
+        ----------
+        y : array, shape (..., d)
+            State.
+        level : Level
+            Only ``level.t`` is used.
+
+        Returns
+        -------
+        array, shape (..., d)
+            The values of f.
+        """
+        return self.f(level.t, y)
+
+
+def gaussian(mean: Array, std: Array | None = None, *, covariance: Array | None = None) -> Gaussian:
+    """Normal law N(mean, std^2), or N(mean, covariance): equation :eq:`oracles-gaussian`.
+
+    Parameters
+    ----------
+    mean : float or array, shape (d,)
+        Mean; a number stands for every component.
+    std : float or array, shape (d,), optional
+        Standard deviation of the components, at least 0.
+    covariance : array, shape (d, d), optional
+        In place of `std`: a symmetric positive semi-definite matrix.
+
+    Returns
+    -------
+    Gaussian
+        The oracle.
+
+    Raises
+    ------
+    ValueError
+        If not exactly one of `std` and `covariance` is given, or a parameter has another shape or range.
+
+    Notes
+    -----
+    A covariance is diagonalised once; a call then costs two products with its eigenvectors. Gradients through a
+    covariance are those of an eigendecomposition, undefined where eigenvalues repeat; those through `mean` and `std` are
+    regular. Directions without variance have no density at sigma = 0: `log_density` is then -inf off the support and
+    +inf on it, and the score is that within the support.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diffnum import oracles
+    >>> from diffnum.schedules import Level
+    >>> data = oracles.gaussian(0.8, 1.7)
+    >>> data.denoise(np.array([2.0]), Level(0.5, 0.6, 0.8)).round(6)
+    array([1.907738])
+    """
+    mean = _parameter(mean, "mean", ranks=(0, 1))
+    if (std is None) == (covariance is None):
+        msg = f"std or covariance must be given, and not both; got std={std!r}, covariance={covariance!r}"
+        raise ValueError(msg)
+    if covariance is None:
+        std = _parameter(std, "std", ranks=(0, 1), least=0.0)
+        if mean.ndim == 1 and std.ndim == 1 and mean.shape != std.shape:
+            msg = f"std must have the shape of mean, {tuple(mean.shape)}, got {tuple(std.shape)}"
+            raise ValueError(msg)
+        return Gaussian(mean, std)
+    covariance = _parameter(covariance, "covariance", ranks=(2,))
+    size = covariance.shape[0]
+    if covariance.shape != (size, size) or (mean.ndim == 1 and mean.shape[0] != size):
+        msg = f"covariance must have shape (d, d) with d that of mean {tuple(mean.shape)}, got {tuple(covariance.shape)}"
+        raise ValueError(msg)
+    values = _backend.concrete(covariance)
+    if values is not None and not np.allclose(values, values.T, rtol=1e-5, atol=0.0):
+        msg = f"covariance must be symmetric, got {covariance!r}"
+        raise ValueError(msg)
+    xp = _backend.namespace(covariance)
+    variances, basis = xp.linalg.eigh(covariance)
+    least = _backend.concrete(variances)
+    if least is not None and least.min() < -1e-6 * abs(least).max():
+        msg = f"covariance must be positive semi-definite, got the eigenvalue {least.min()}"
+        raise ValueError(msg)
+    # Rounding leaves null directions at +-1e-16 of the largest eigenvalue: they are none.
+    positive = variances > 8 * size * xp.finfo(variances.dtype).eps * variances[-1]
+    root = xp.sqrt(xp.where(positive, variances, xp.ones_like(variances)))
+    return Gaussian(mean, xp.where(positive, root, xp.zeros_like(root)), basis)
+
+
+def mixture(weights: Array, means: Array, stds: Array) -> Mixture:
+    """Mixture of M normal laws, isotropic or diagonal: equation :eq:`oracles-mixture`.
+
+    Parameters
+    ----------
+    weights : array, shape (M,)
+        Positive; divided by their sum.
+    means : array, shape (M, d)
+        Means of the components.
+    stds : array, shape (M,) or (M, d)
+        Their standard deviations, positive: one for each component, or for each coordinate too.
+
+    Returns
+    -------
+    Mixture
+        The oracle.
+
+    Raises
+    ------
+    ValueError
+        If a parameter has another shape or range.
+
+    Notes
+    -----
+    A call holds arrays of shape (..., M, d). For many points without spread use `empirical`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diffnum import oracles
+    >>> from diffnum.schedules import Level
+    >>> data = oracles.mixture([0.5, 0.5], [[-3.0], [3.0]], [0.5, 0.5])
+    >>> data.denoise(np.array([[0.0], [1.0]]), Level(0.5, 1.0, 2.0)).round(6)
+    array([[0.      ],
+           [1.780764]])
+    """
+    weights = _parameter(weights, "weights", ranks=(1,), above=0.0)
+    means = _parameter(means, "means", ranks=(2,))
+    stds = _parameter(stds, "stds", ranks=(1, 2), above=0.0)
+    if means.shape[0] != weights.shape[0]:
+        msg = f"means must have one row for each of the {weights.shape[0]} weights, got shape {tuple(means.shape)}"
+        raise ValueError(msg)
+    if stds.shape not in {tuple(means.shape), tuple(means.shape[:1])}:
+        msg = f"stds must have shape {tuple(means.shape[:1])} or {tuple(means.shape)}, got {tuple(stds.shape)}"
+        raise ValueError(msg)
+    return Mixture(weights, means, stds if stds.ndim == 2 else stds[:, None])
+
+
+def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
+    """Finite data set, every point equally likely: equation :eq:`oracles-empirical`.
+
+    Parameters
+    ----------
+    data : array, shape (N, d)
+        The points.
+    chunk : int, optional
+        How many points are compared with the batch at once; by default as many as make 2^21 numbers.
+
+    Returns
+    -------
+    Empirical
+        The oracle.
+
+    Raises
+    ------
+    ValueError
+        If `data` is no finite matrix or `chunk` no positive integer.
+
+    Notes
+    -----
+    Cost O(B N d) for B points x, memory O(chunk (B + d)). In float64 arithmetic (NumPy, PyTorch, JAX with x64; x itself
+    may be float32) the scores come from a matrix product of centred data; the log-weights err by about
+    1e-16 |x - alpha m| |y - m| alpha/sigma^2, m the mean. Without float64 the product would lose 1e-7 of that, so the squared
+    differences are summed one by one, with relative error 1e-7 (:eq:`oracles-distance`). At alpha = 0 the denoiser is the
+    data mean, at sigma = 0 the nearest data point (the mean of those at equal distance); the log-density is then +inf on
+    the data and -inf off them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diffnum import oracles
+    >>> from diffnum.schedules import Level
+    >>> data = oracles.empirical([[-1.0], [1.0]])
+    >>> data.denoise(np.array([[0.5]]), Level(0.5, 1.0, 1.0)).round(6)
+    array([[0.462117]])
+    """
+    data = _parameter(data, "data", ranks=(2,))
+    if 0 in data.shape:
+        msg = f"data must hold at least one point and one dimension, got shape {tuple(data.shape)}"
+        raise ValueError(msg)
+    xp = _backend.namespace(data)
+    wide = xp.astype(data, _widest(xp), copy=False)
+    centre = xp.mean(wide, axis=0)
+    offsets = wide - centre
+    half_squares = 0.5 * xp.sum(offsets * offsets, axis=1)
+    scale = xp.max(xp.abs(offsets))
+    return Empirical(data, centre, offsets, half_squares, scale, None if chunk is None else _integer(chunk, "chunk"))
+
+
+def semilinear_problem(
+    rate: Array = -1.0,
+    *,
+    wave: Array = 0.0,
+    coupling: Array = 1.0,
+    phases: Sequence[float] = (0.0, 1.0, 2.5),
+    t0: float = 0.0,
+    t1: float = 2.0,
+) -> SemilinearProblem:
+    """Nonlinear y' = a(t) y + f(t, y) whose solution is cos(t + phase): equation :eq:`oracles-semilinear`.
+
+    Parameters
+    ----------
+    rate : float, optional
+        Mean of the rate a(t) = rate + wave cos(3 t). Large and negative with `coupling` 0: Prothero and Robinson's stiff
+        problem.
+    wave : float, optional
+        Amplitude of its oscillation; 0 for a constant rate.
+    coupling : float, optional
+        How strongly f depends on y.
+    phases : sequence of float, optional
+        One for each component.
+    t0, t1 : float, optional
+        Where to start and to stop; t1 < t0 runs backward.
+
+    Returns
+    -------
+    SemilinearProblem
+        Record with ``rate(t)``, ``integral(t)``, ``f(t, y)``, ``solution(t)`` and ``denoise(y, level)``.
+
+    Raises
+    ------
+    ValueError
+        If `phases` is empty, or `t0` equals `t1`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diffnum import oracles
+    >>> problem = oracles.semilinear_problem(-2.0, wave=1.0)
+    >>> t = np.asarray(0.3)
+    >>> y = problem.solution(t)
+    >>> slope = problem.rate(t) * y + problem.f(t, y)
+    >>> bool(np.allclose(slope, -np.sin(0.3 + problem.phases)))
+    True
+    """
+    angles = _parameter(phases, "phases", ranks=(1,))
+    if angles.shape[0] == 0:
+        msg = f"phases must hold at least one number, got {phases!r}"
+        raise ValueError(msg)
+    if t0 == t1:
+        msg = f"t1 must differ from t0, got {t0!r} and {t1!r}"
+        raise ValueError(msg)
+    values = (_parameter(v, name, ranks=(0,)) for v, name in ((rate, "rate"), (wave, "wave"), (coupling, "coupling")))
+    return SemilinearProblem(*values, angles, t0, t1)
+
+
+class _Point:
+    """Points and level in one namespace and dtype; level entries carry a trailing axis for the components of x."""
+
+    def __init__(self, oracle: Oracle, x: Array, level: Level) -> None:
+        x = _backend.asfloat(x)
+        self.xp = _backend.namespace(x, *oracle._parameters(), level.alpha, level.sigma)
+        x = _as(self.xp, x)
+        if x.ndim == 0:
+            msg = f"x must have shape (..., d), got {x!r}"
+            raise ValueError(msg)
+        self.dtype = x.dtype
+        self.x = self.xp.astype(x, oracle._working(x), copy=False)
+        size = oracle._dimension()
+        if size not in {None, x.shape[-1]}:
+            msg = f"x must have shape (..., {size}), got {tuple(x.shape)}"
+            raise ValueError(msg)
+        alpha, sigma = _cast((level.alpha, level.sigma), self.xp, self.x)
+        self.alpha, self.sigma = alpha[..., None], sigma[..., None]
+        self.parameters = _cast(oracle._parameters(), self.xp, self.x)
+
+    def result(self, value: Array) -> Array:
+        return self.xp.astype(value, self.dtype, copy=False)
+
+
+def _as(xp: Any, value: Array) -> Array:
+    """`value` in the library `xp`, where it is not yet."""
+    if array_api_compat.is_array_api_obj(value) and (not array_api_compat.is_numpy_array(value)):
+        return value
+    return xp.asarray(np.asarray(value))
+
+
+def _cast(values: Sequence[Array], xp: Any, like: Array) -> tuple[Array, ...]:
+    """`values` in the library, dtype and device of `like`."""
+    device = array_api_compat.device(like)
+    out = []
+    for value in values:
+        if array_api_compat.is_array_api_obj(value) and not array_api_compat.is_numpy_array(value):
+            out.append(xp.astype(value, like.dtype, copy=False))
+        else:
+            out.append(xp.asarray(np.asarray(value), dtype=like.dtype, device=device))
+    return tuple(out)
+
+
+def _parameter(
+    value: Any, name: str, *, ranks: tuple[int, ...], least: float | None = None, above: float | None = None
+) -> Array:
+    """`value` as a floating-point array of one of `ranks`; its values are checked where they are known."""
+    array = _backend.asfloat(value, name)
+    if array.ndim not in ranks:
+        msg = f"{name} must have {' or '.join(map(str, ranks))} axes, got shape {tuple(array.shape)}"
+        raise ValueError(msg)
+    values = _backend.concrete(array)
+    if values is None:
+        return array
+    if not np.all(np.isfinite(values)):
+        msg = f"{name} must be finite, got {value!r}"
+        raise ValueError(msg)
+    if least is not None and np.any(values < least):
+        msg = f"{name} must be at least {least}, got {value!r}"
+        raise ValueError(msg)
+    if above is not None and np.any(values <= above):
+        msg = f"{name} must be greater than {above}, got {value!r}"
+        raise ValueError(msg)
+    return array
+
+
+def _integer(value: Any, name: str) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = 0
+    if number < 1 or isinstance(value, bool):
+        msg = f"{name} must be an integer >= 1, got {value!r}"
+        raise ValueError(msg)
+    return number
+
+
+def _widest(xp: Any) -> Any:
+    """float64, but for JAX without x64, which has none."""
+    return xp.asarray(0.0).dtype if "jax" in xp.__name__ else xp.float64
+
+
+def _inverse(xp: Any, value: Array) -> Array:
+    """1/value; 0 where value is 0."""
+    zero = value == 0
+    return xp.where(zero, xp.zeros_like(value), 1.0 / xp.where(zero, xp.ones_like(value), value))
+
+
+def _softmax(xp: Any, logs: Array) -> Array:
+    weights = xp.exp(logs - xp.max(logs, axis=-1, keepdims=True))
+    return weights / xp.sum(weights, axis=-1, keepdims=True)
+
+
+def _identity(at: _Point, size: int) -> Array:
+    return at.xp.eye(size, dtype=at.x.dtype, device=array_api_compat.device(at.x))
+
+
+def _category_uniform(rng: Any, like: Array) -> Array:
+    """One uniform number for each row of `like`, on the finest grid its library has."""
+    xp = _backend.namespace(like)
+    return _backend.uniform(rng, 0, xp.zeros(like.shape[:1], dtype=_widest(xp), device=array_api_compat.device(like)))
+
+
+def _rows(tables: tuple[Array, ...], chunk: int, like: Array) -> Any:
+    """Chunks of `tables` with the log-weights of their rows; for JAX stacked, the last one padded with weight 0."""
+    xp = _backend.namespace(like)
+    count = tables[0].shape[0]
+    if not _backend.is_jax(like):
+        return ((*_cast([a[i : i + chunk, ...] for a in tables], xp, like), 0.0) for i in range(0, count, chunk))
+    chunk = min(chunk, count)
+    padding = -count % chunk
+    shapes = [(-1, chunk, *a.shape[1:]) for a in tables]
+    padded = [xp.concat([a, xp.zeros((padding, *a.shape[1:]), dtype=a.dtype)]) for a in _cast(tables, xp, like)]
+    real = xp.reshape(xp.arange(count + padding) < count, (-1, chunk))
+    log_weights = xp.where(real, xp.asarray(0.0, dtype=like.dtype), xp.asarray(-math.inf, dtype=like.dtype))
+    return (*(xp.reshape(a, shape) for a, shape in zip(padded, shapes, strict=True)), log_weights)
