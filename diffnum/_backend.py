@@ -147,6 +147,54 @@ def _is_bfloat16(dtype: Any) -> bool:
     return str(dtype) in {"bfloat16", "torch.bfloat16"}
 
 
+def convert(array: Array, like: Array, dtype: Any) -> Array:
+    """`array` in the library and on the device of `like`; derivatives pass if both are of one library.
+
+    Parameters
+    ----------
+    array : array
+        NumPy array, or array of the library of `like`.
+    like : array
+        Decides library and device.
+    dtype : dtype
+        dtype of the result, of the library of `like`.
+
+    Returns
+    -------
+    array
+        The same values.
+    """
+    xp = namespace(like)
+    if array_api_compat.is_array_api_obj(array) and namespace(array) is xp and not array_api_compat.is_numpy_array(like):
+        return xp.astype(array, dtype, copy=False)
+    if is_jax(like):
+        return xp.asarray(array, dtype=dtype)
+    return xp.asarray(concrete(array), dtype=dtype, device=array_api_compat.device(like))
+
+
+def columns(array: Array, like: Array, dtype: Any) -> list:
+    """`array` by its first axis as Python numbers, which cost an eager loop least; as arrays where derivatives pass.
+
+    Parameters
+    ----------
+    array : array
+        Coefficients, at least one axis.
+    like : array
+        Array they will multiply.
+    dtype : dtype
+        dtype of the products.
+
+    Returns
+    -------
+    list
+        Floats, nested for two axes, or arrays with one axis less.
+    """
+    if getattr(array, "requires_grad", False) or is_jax(like):
+        array = convert(array, like, dtype)
+        return [array[i, ...] for i in range(array.shape[0])]
+    return concrete(array).tolist()
+
+
 def scan(body: Callable[[Any, Any], Any], carry: Any, rows: Any, like: Array) -> tuple[Any, Any]:
     """Apply ``carry, out = body(carry, row)`` over `rows`; ``lax.scan`` if `like` is a JAX array, else a Python loop.
 
@@ -207,27 +255,42 @@ def add_normal(y: Array, scale: Array | float, rng: Any, row: Any) -> Array:
     return y + scale * normal(rng, row, y)
 
 
-def is_rng(rng: Any, like: Array) -> bool:
-    """Whether `rng` is a source of normals for arrays like `like`.
+def check_rng(rng: Any, like: Array) -> None:
+    """Raise unless `rng` is a source of normals for arrays like `like`; see `normal`.
 
     Parameters
     ----------
     rng : object
-        A candidate: generator, key, keys, sequence of generators or callable.
+        A candidate: generator, key, batch of them or callable.
     like : array
         The array whose library must match.
 
-    Returns
-    -------
-    bool
-        True if `normal` accepts the pair.
+    Raises
+    ------
+    TypeError
+        If `rng` is of another kind than `like`.
+    ValueError
+        If a batch of sources does not match ``like.shape[0]``.
     """
     if callable(rng):
-        return True
+        return
     if is_jax(like):
-        return is_jax(rng) and _key_rank(rng) in {0, 1}
-    kind = sys.modules["torch"].Generator if array_api_compat.is_torch_array(like) else np.random.Generator
-    return isinstance(rng, kind) or (isinstance(rng, Sequence) and len(rng) > 0 and all(isinstance(g, kind) for g in rng))
+        valid = is_jax(rng) and _key_rank(rng) in {0, 1}
+        sources = rng.shape[0] if valid and _key_rank(rng) == 1 else None
+    else:
+        kind = sys.modules["torch"].Generator if array_api_compat.is_torch_array(like) else np.random.Generator
+        batch = isinstance(rng, Sequence)
+        valid = all(isinstance(g, kind) for g in rng) if batch else isinstance(rng, kind)
+        sources = len(rng) if batch else None
+    if not valid:
+        msg = (
+            "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator (of the library of x), a sequence "
+            f"of them (one for each sample) or a callable (row, like) -> z; got {type(rng).__name__}"
+        )
+        raise TypeError(msg)
+    if sources is not None and (like.ndim == 0 or sources != like.shape[0]):
+        msg = f"rng must hold one source for each sample, got {sources} for x of shape {tuple(like.shape)}"
+        raise ValueError(msg)
 
 
 def normal(rng: Any, row: Any, like: Array) -> Array:
@@ -256,12 +319,7 @@ def normal(rng: Any, row: Any, like: Array) -> Array:
     ValueError
         If a batch of sources does not match ``like.shape[0]``.
     """
-    if not is_rng(rng, like):
-        msg = (
-            "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator (of the library of x), a sequence "
-            f"of them (one for each sample) or a callable (row, like) -> z; got {type(rng).__name__}"
-        )
-        raise TypeError(msg)
+    check_rng(rng, like)
     xp = namespace(like)
     dtype = state_dtype(like)
     if callable(rng):
@@ -273,7 +331,6 @@ def normal(rng: Any, row: Any, like: Array) -> Array:
     if is_jax(like):
         return _jax_normal(rng, row, like, dtype)
     if isinstance(rng, Sequence):
-        _check_batch(len(rng), like)
         return xp.stack([normal(g, row, like[i, ...]) for i, g in enumerate(rng)])
     if array_api_compat.is_torch_array(like):
         return xp.randn(like.shape, generator=rng, dtype=dtype, device=like.device)
@@ -288,7 +345,6 @@ def _jax_normal(rng: Array, row: Any, like: Array, dtype: Any) -> Array:
 
     if _key_rank(rng) == 0:
         return draw(rng, like.shape)
-    _check_batch(rng.shape[0], like)
     return jax.vmap(lambda key: draw(key, like.shape[1:]))(rng)
 
 
@@ -299,89 +355,6 @@ def _key_rank(rng: Array) -> int:
     if jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng.ndim
     return rng.ndim - 1 if rng.dtype == np.uint32 else -1
-
-
-def _check_batch(sources: int, like: Array) -> None:
-    if like.ndim == 0 or sources != like.shape[0]:
-        msg = f"rng must hold one source for each sample, got {sources} for x of shape {tuple(like.shape)}"
-        raise ValueError(msg)
-
-
-def zeros_for(rng: Any, shape: tuple[int, ...]) -> Array:
-    """Zeros of the library and device of `rng`, in that library's default floating dtype.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
-        A source of random numbers.
-    shape : tuple of int
-        Shape of the result.
-
-    Returns
-    -------
-    array
-        Zeros: float64 for NumPy, the default dtype of JAX and PyTorch.
-
-    Raises
-    ------
-    TypeError
-        If `rng` is none of these.
-    """
-    source = rng[0] if isinstance(rng, Sequence) and len(rng) > 0 else rng
-    torch = sys.modules.get("torch")
-    if isinstance(source, np.random.Generator):
-        return np.zeros(shape)
-    if torch is not None and isinstance(source, torch.Generator):
-        return torch.zeros(shape, device=source.device)
-    if is_jax(rng) and _key_rank(rng) in {0, 1}:
-        return sys.modules["jax"].numpy.zeros(shape)
-    msg = (
-        "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator or a sequence of them (one for each "
-        f"sample), got {type(rng).__name__}"
-    )
-    raise TypeError(msg)
-
-
-def uniform(rng: Any, row: int, like: Array) -> Array:
-    """Uniform draws from [0, 1) of the shape of `like`, in its state dtype; draw number `row` of `rng`.
-
-    Parameters
-    ----------
-    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
-        As in `normal`, without callables.
-    row : int
-        Number of the draw, from 0.
-    like : array
-        Shape, library and device.
-
-    Returns
-    -------
-    array
-        Draws on a grid of spacing 2^-53 in float64 and 2^-24 (JAX 2^-23) in float32.
-
-    Raises
-    ------
-    ValueError
-        If a batch of sources does not match ``like.shape[0]``.
-    """
-    xp = namespace(like)
-    dtype = state_dtype(like)
-    if is_jax(like):
-        import jax
-
-        def draw(key: Array, shape: tuple[int, ...]) -> Array:
-            return jax.random.uniform(jax.random.fold_in(key, row), shape, dtype)
-
-        if _key_rank(rng) == 0:
-            return draw(rng, like.shape)
-        _check_batch(rng.shape[0], like)
-        return jax.vmap(lambda key: draw(key, like.shape[1:]))(rng)
-    if isinstance(rng, Sequence):
-        _check_batch(len(rng), like)
-        return xp.stack([uniform(g, row, like[i, ...]) for i, g in enumerate(rng)])
-    if array_api_compat.is_torch_array(like):
-        return xp.rand(like.shape, generator=rng, dtype=dtype, device=like.device)
-    return xp.asarray(rng.random(like.shape, dtype=np.float64 if dtype == xp.float64 else np.float32))
 
 
 def constant(x: Array) -> Array:
