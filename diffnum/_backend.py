@@ -14,19 +14,20 @@ import array_api_compat
 import numpy as np
 
 __all__ = [
+    "add_normal",
     "asfloat",
+    "check_rng",
+    "columns",
     "concrete",
     "constant",
+    "convert",
     "differentiate_as",
     "is_jax",
-    "is_rng",
     "namespace",
     "normal",
     "scan",
     "slice_axis",
     "state_dtype",
-    "uniform",
-    "zeros_for",
 ]
 
 Array = Any
