@@ -464,3 +464,81 @@ def _torch_function(value: Callable[..., Any], twin: Callable[..., Any]) -> Any:
             return torch.func.jvp(lambda *a: twin(out, *a), args, tangents)[1]
 
     return Function
+
+
+def zeros_for(rng: Any, shape: tuple[int, ...]) -> Array:
+    """Zeros of the library and device of `rng`, in that library's default floating dtype.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
+        A source of random numbers.
+    shape : tuple of int
+        Shape of the result.
+
+    Returns
+    -------
+    array
+        Zeros: float64 for NumPy, the default dtype of JAX and PyTorch.
+
+    Raises
+    ------
+    TypeError
+        If `rng` is none of these.
+    """
+    source = rng[0] if isinstance(rng, Sequence) and len(rng) > 0 else rng
+    torch = sys.modules.get("torch")
+    if isinstance(source, np.random.Generator):
+        return np.zeros(shape)
+    if torch is not None and isinstance(source, torch.Generator):
+        return torch.zeros(shape, device=source.device)
+    if is_jax(rng) and _key_rank(rng) in {0, 1}:
+        return sys.modules["jax"].numpy.zeros(shape)
+    msg = (
+        "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator or a sequence of them (one for each "
+        f"sample), got {type(rng).__name__}"
+    )
+    raise TypeError(msg)
+
+
+def uniform(rng: Any, row: int, like: Array) -> Array:
+    """Uniform draws from [0, 1) of the shape of `like`, in its state dtype; draw number `row` of `rng`.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
+        As in `normal`, without callables.
+    row : int
+        Number of the draw, from 0.
+    like : array
+        Shape, library and device.
+
+    Returns
+    -------
+    array
+        Draws on a grid of spacing 2^-53 in float64 and 2^-24 (JAX 2^-23) in float32.
+
+    Raises
+    ------
+    TypeError
+        If `rng` is of another kind than `like`.
+    ValueError
+        If a batch of sources does not match ``like.shape[0]``.
+    """
+    check_rng(rng, like)
+    xp = namespace(like)
+    dtype = state_dtype(like)
+    if is_jax(like):
+        import jax
+
+        def draw(key: Array, shape: tuple[int, ...]) -> Array:
+            return jax.random.uniform(jax.random.fold_in(key, row), shape, dtype)
+
+        if _key_rank(rng) == 0:
+            return draw(rng, like.shape)
+        return jax.vmap(lambda key: draw(key, like.shape[1:]))(rng)
+    if isinstance(rng, Sequence):
+        return xp.stack([uniform(g, row, like[i, ...]) for i, g in enumerate(rng)])
+    if array_api_compat.is_torch_array(like):
+        return xp.rand(like.shape, generator=rng, dtype=dtype, device=like.device)
+    return xp.asarray(rng.random(like.shape, dtype=np.float64 if dtype == xp.float64 else np.float32))
