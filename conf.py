@@ -56,7 +56,6 @@ numfig = True
 numfig_secnum_depth = 1
 math_numfig = True
 math_eqref_format = "({number})"
-proof_number_weight = 1
 
 # -- pages that execute -----------------------------------------------------------------------------------------------
 

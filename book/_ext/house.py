@@ -6,7 +6,10 @@ sections inside proofs and exercises, which in turn repeat one id. Gates: altern
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ BUDGET_HARD = 24.0
 """Seconds above which the build fails: three times the budget, since the machine may be busy."""
 ALT_LENGTH = (30, 250)
 """Characters of an alternative text."""
+PUNCTUATION = re.compile(r"[.,;:!?)\]’”]+|-\w+")
 FILE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
 
 
@@ -42,6 +46,47 @@ def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
         if section["ids"] in (["proof-content"], ["exercise-content"], ["solution-content"]):
             seen += 1
             section["ids"] = [f"{section['ids'][0]}-{seen}"]
+
+
+def shorten_listings(app: Sphinx, doctree: nodes.document) -> None:
+    """Leave out the docstring of library code that a chapter shows; the API reference prints it."""
+    for block in doctree.findall(nodes.literal_block):
+        path = Path(block.get("source") or "")
+        if path.suffix == ".py" and "diffnum" in path.parts:
+            text = without_docstring(block.astext())
+            block.rawsource = text
+            block[:] = [nodes.Text(text)]
+
+
+def keep_punctuation(app: Sphinx, doctree: nodes.document) -> None:
+    """Keep the punctuation after an inline formula on its line."""
+    for formula in list(doctree.findall(nodes.math)):
+        parent, after = formula.parent, formula.next_node(descend=False, siblings=True)
+        if not isinstance(after, nodes.Text):
+            continue
+        match = PUNCTUATION.match(after)
+        if match:
+            index = parent.index(formula)
+            parent[index : index + 2] = [
+                nodes.inline("", "", formula, nodes.Text(match.group()), classes=["nobreak"]),
+                nodes.Text(after[match.end() :]),
+            ]
+
+
+def without_docstring(source: str) -> str:
+    """`source` of one function or class without its docstring; unchanged if it is anything else."""
+    try:
+        (node,) = ast.parse(textwrap.dedent(source)).body
+    except (SyntaxError, ValueError):
+        return source
+    is_definition = isinstance(node, ast.FunctionDef | ast.ClassDef)
+    if not is_definition or ast.get_docstring(node) is None or len(node.body) < 2:
+        return source
+    lines = source.splitlines()
+    before, after = lines[: node.body[0].lineno - 1], lines[node.body[0].end_lineno :]
+    while after and not after[0].strip():
+        after = after[1:]
+    return "\n".join([*before, *after]) + "\n"
 
 
 def alt_problem(alt: str, caption: str = "") -> str | None:
@@ -124,6 +169,8 @@ def setup(app: Sphinx) -> dict[str, Any]:
     repair_extensions()
     app.connect("source-read", trim_missing)
     app.connect("doctree-read", unique_ids)
+    app.connect("doctree-read", shorten_listings, priority=100)  # before codeautolink reads the code
+    app.connect("doctree-read", keep_punctuation)
     app.connect("doctree-read", check_alt)
     app.connect("build-finished", check_budget)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -433,16 +433,16 @@ def test_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         before, after = lines[0].split("<pre>")
         lines[0:1] = [before + "<pre>", after]
         for code in codes:
-            back = "".join(
-                f'<a class="viewcode-back" href="{app.builder.get_relative_uri(page, known[label][0])}#equation-{label}">'
-                f"({number(app.env, label)})</a> "
-                for label in code.labels
-                if label in known
-            )
+            back = "".join(_back(app, page, label) for label in code.labels if label in known)
             lines[code.start] = f'<div class="viewcode-block" id="{code.name}">{back}{lines[code.start]}'
             lines[min(code.end, len(lines) - 1)] += "</div>"
         body = f"<h1>{html.escape(path)}</h1>\n<p>The numbers lead back to the equations that a test claims.</p>\n"
         yield page, {"title": path, "body": body + "\n".join(lines), "parents": []}, "page.html"
+
+
+def _back(app: Sphinx, page: str, label: str) -> str:
+    target = app.builder.get_relative_uri(page, _defined(app.env)[label][0])
+    return f'<a class="viewcode-back" href="{target}#equation-{label}">({number(app.env, label)})</a> '
 
 
 def publish(app: Sphinx) -> None:
