@@ -42,6 +42,10 @@ FREQUENCY = 3.0
 LOG_TWO_PI = math.log(2.0 * math.pi)
 CHUNK_NUMBERS = 2**20
 """Scores, or coordinates of data, held at once when no chunk is given: 8 MiB of float64."""
+SHORTEST_CHUNK = 128
+"""Points of data in an automatic chunk at least, whatever the batch."""
+LIMIT = {True: 1e-30, False: 1e-10}
+"""sigma over the size of the data, in float64 and in float32, below which the posterior of a data set is its limit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -292,7 +296,7 @@ class Empirical(Oracle):
     """Record of a finite data set whose points are equally likely, made by `empirical`.
 
     `offsets` are the data minus their mean `centre` in the widest floating type of their library, `half_squares`
-    half their squared lengths, `scale` their root mean square length.
+    half their squared lengths, `scale` the largest coordinate among them.
     """
 
     data: Array
@@ -306,7 +310,7 @@ class Empirical(Oracle):
         return (self.centre, self.scale)
 
     def _working(self, x: Array) -> Any:
-        return _widest(_backend.namespace(x))
+        return _widest(x)
 
     def _dimension(self) -> int:
         return int(self.data.shape[-1])
@@ -353,7 +357,7 @@ class Empirical(Oracle):
         alpha, sigma = (xp.reshape(xp.broadcast_to(c, at.x[..., :1].shape), (-1, 1)) for c in (at.alpha, at.sigma))
         # Below the floor the weights have reached their limit: one, or equal ones for points at equal distance.
         exact = x.dtype == xp.float64
-        floor = xp.broadcast_to(scale * (1e-30 if exact else 1e-10), sigma.shape)
+        floor = xp.broadcast_to(scale * LIMIT[exact], sigma.shape)
         sigma = xp.where(sigma > floor, sigma, xp.where(floor > 0, floor, xp.ones_like(floor)))
         residual = x - alpha * centre
 
@@ -365,7 +369,7 @@ class Empirical(Oracle):
             return -0.5 * xp.sum(gap * gap, axis=-1)
 
         count, width = self.data.shape[0], width or x.shape[1]
-        chunk = min(count, self.chunk or max(1, CHUNK_NUMBERS // max(x.shape[0], width)))
+        chunk = min(count, self.chunk or max(SHORTEST_CHUNK, CHUNK_NUMBERS // max(x.shape[0], width)))
         tables = (self.offsets, self.half_squares, self.data)
         tables = _cast(tables, x) if _backend.is_jax(x) else tables
 
@@ -588,7 +592,8 @@ def mixture(weights: Array, means: Array, stds: Array) -> Mixture:
 
     Notes
     -----
-    A call holds arrays of shape (..., M, d). For many points without spread use `empirical`.
+    A call holds arrays of shape (..., M, d). For many points without spread use `empirical`. In float32 a point must be
+    nearer than 1e19 standard deviations of x_t to one of the components, or no weight is left.
 
     Examples
     --------
@@ -620,7 +625,8 @@ def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
     data : array, shape (N, d)
         The points.
     chunk : int, optional
-        How many points are compared with the batch at once; by default as many as make 2^21 numbers.
+        How many points are compared with the batch at once; by default as many as make about a million numbers, 128
+        at least.
 
     Returns
     -------
@@ -640,7 +646,8 @@ def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
     that would be 1e-7 of the product: the squares of the differences are summed instead, with relative error 1e-7.
 
     At alpha = 0 the denoiser is the data mean, at sigma = 0 the nearest data point (the mean of those at equal
-    distance); the log-density is then +inf on the data and -inf off them.
+    distance); the log-density is then +inf on the data and -inf off them. In a compiled JAX program NumPy data are
+    constants: give large data as a JAX array.
 
     Examples
     --------
@@ -656,7 +663,7 @@ def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
         msg = f"data must hold at least one point and one dimension, got shape {tuple(data.shape)}"
         raise ValueError(msg)
     xp = _backend.namespace(data)
-    wide = xp.astype(data, _widest(xp), copy=False)
+    wide = xp.astype(data, _widest(data), copy=False)
     centre = xp.mean(wide, axis=0)
     offsets = wide - centre
     half_squares = 0.5 * xp.sum(offsets * offsets, axis=1)
@@ -697,7 +704,7 @@ def semilinear_problem(
     Raises
     ------
     ValueError
-        If `phases` is empty, or `t0` equals `t1`.
+        If `phases` is empty, or `t0` and `t1` are not two times.
 
     Examples
     --------
@@ -714,8 +721,8 @@ def semilinear_problem(
     if angles.shape[0] == 0:
         msg = f"phases must hold at least one number, got {phases!r}"
         raise ValueError(msg)
-    if t0 == t1:
-        msg = f"t1 must differ from t0, got {t0!r} and {t1!r}"
+    if t0 == t1 or not (math.isfinite(t0) and math.isfinite(t1)):
+        msg = f"t0 and t1 must be two finite times, got {t0!r} and {t1!r}"
         raise ValueError(msg)
     rate, wave, coupling = (
         _parameter(value, name, ranks=(0,)) for value, name in ((rate, "rate"), (wave, "wave"), (coupling, "coupling"))
@@ -740,11 +747,20 @@ class _Point:
             msg = f"x must have shape (..., {size}), got {tuple(x.shape)}"
             raise ValueError(msg)
         alpha, sigma = _cast((level.alpha, level.sigma), self.x)
+        for name, value in (("alpha", alpha), ("sigma", sigma)):
+            if not _broadcasts(value.shape, x.shape[:-1]):
+                msg = f"level.{name} must broadcast against x[..., 0] of shape {tuple(x.shape[:-1])}, got {tuple(value.shape)}"
+                raise ValueError(msg)
         self.alpha, self.sigma = alpha[..., None], sigma[..., None]
         self.parameters = _cast(oracle._parameters(), self.x)
 
     def result(self, value: Array) -> Array:
         return self.xp.astype(_as(self.xp, value), self.dtype, copy=False)
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    pairs = zip(reversed(shape), reversed(target), strict=False)
+    return len(shape) <= len(target) and all(a in {1, b} for a, b in pairs)
 
 
 def _as(xp: Any, value: Array) -> Array:
@@ -792,9 +808,10 @@ def _integer(value: Any, name: str) -> int:
     return number
 
 
-def _widest(xp: Any) -> Any:
+def _widest(like: Array) -> Any:
     """float64, but for JAX without x64, which has none."""
-    return xp.asarray(0.0).dtype if "jax" in xp.__name__ else xp.float64
+    xp = _backend.namespace(like)
+    return xp.asarray(0.0).dtype if _backend.is_jax(like) else xp.float64
 
 
 def _inverse(xp: Any, value: Array) -> Array:
@@ -833,4 +850,4 @@ def _identity(at: _Point, size: int) -> Array:
 def _category_number(rng: Any, like: Array) -> Array:
     """One uniform number for each row of `like`, of the widest type: 2^-24 is coarse for many classes."""
     xp = _backend.namespace(like)
-    return _backend.uniform(rng, 0, xp.zeros(like.shape[:1], dtype=_widest(xp), device=array_api_compat.device(like)))
+    return _backend.uniform(rng, 0, xp.zeros(like.shape[:1], dtype=_widest(like), device=array_api_compat.device(like)))
