@@ -166,7 +166,7 @@ def convert(array: Array, like: Array, dtype: Any) -> Array:
         The same values.
     """
     xp = namespace(like)
-    if array_api_compat.is_array_api_obj(array) and namespace(array) is xp and not array_api_compat.is_numpy_array(like):
+    if array_api_compat.is_array_api_obj(array) and namespace(array) is xp:
         return xp.astype(array, dtype, copy=False)
     if is_jax(like):
         return xp.asarray(array, dtype=dtype)
@@ -227,6 +227,53 @@ def scan(body: Callable[[Any, Any], Any], carry: Any, rows: Any, like: Array) ->
     return carry, outs
 
 
+def registers(like: Array, count: int) -> Any:
+    """`count` zero arrays like `like`, to be read by index and written by `put`.
+
+    Parameters
+    ----------
+    like : array
+        Shape, dtype and library.
+    count : int
+        Number of registers.
+
+    Returns
+    -------
+    tuple of array, or array
+        A tuple; for JAX one array with a first axis of `count`.
+    """
+    xp = namespace(like)
+    if is_jax(like):
+        return xp.zeros((count, *like.shape), dtype=like.dtype)
+    return (xp.zeros_like(like),) * count
+
+
+def put(stored: Any, slot: Any, value: Array) -> Any:
+    """Registers with `value` in `slot`; if there are none (None), `value` alone, which is not kept from row to row.
+
+    Parameters
+    ----------
+    stored : tuple of array, array or None
+        What `registers` made.
+    slot : int
+        Which one to replace.
+    value : array
+        Its new value.
+
+    Returns
+    -------
+    tuple of array, or array
+        The new registers, at least one.
+    """
+    if stored is None:
+        return (value,)
+    if is_jax(value):
+        import jax
+
+        return jax.lax.dynamic_update_index_in_dim(stored, value, slot, 0)
+    return (*stored[:slot], value, *stored[slot + 1 :])
+
+
 def add_normal(y: Array, scale: Array | float, rng: Any, row: Any) -> Array:
     """``y + scale z`` with standard normals z; nothing is drawn where `scale` is 0.
 
@@ -285,8 +332,8 @@ def check_rng(rng: Any, like: Array) -> None:
         sources = len(rng) if batch else None
     if not valid:
         msg = (
-            "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator (of the library of x), a sequence "
-            f"of them (one for each sample) or a callable (row, like) -> z; got {type(rng).__name__}"
+            "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator (of the library of x), a "
+            f"sequence of them (one for each sample) or a callable (row, like) -> z; got {type(rng).__name__}"
         )
         raise TypeError(msg)
     if sources is not None and (like.ndim == 0 or sources != like.shape[0]):

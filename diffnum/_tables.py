@@ -165,7 +165,8 @@ class Table(NamedTuple):
 
     def __str__(self) -> str:
         """The rows, aligned: log-SNR of the evaluation, factor of the state, weights of the registers, noise."""
-        log_snr, carry, weights = (np.asarray(concrete(a), float) for a in (self.level.log_snr, self.carry, self.weights))
+        values = (self.level.log_snr, self.carry, self.weights)
+        log_snr, carry, weights = (np.asarray(concrete(part), dtype=float) for part in values)
         noise = np.zeros_like(carry) if self.noise is None else np.asarray(concrete(self.noise), float)
         head = " row  log-SNR    carry  " + "  ".join(f"{'weight ' + str(k):>9}" for k in range(weights.shape[1]))
         lines = [
@@ -190,7 +191,7 @@ class _Block:
 
 
 def assemble(path: Path, plan: Sequence[Method]) -> Table:
-    """Table of the method ``plan[n]`` in step n of `path`: the weights :eq:`solvers-weights` in rows :eq:`solvers-table`.
+    """Table of the method ``plan[n]`` in step n of `path`: weights :eq:`solvers-weights`, rows :eq:`solvers-table`.
 
     Parameters
     ----------
@@ -240,7 +241,7 @@ def assemble(path: Path, plan: Sequence[Method]) -> Table:
         centre=path.centre,
         start=xp.stack(_bridge(path, path.first, _at(path.start, 0))) if path.gaps else None,
         end=first_rows[1:] - 1,
-        node=Level(*(xp.concat([f[None], s[1:], e[None]]) for f, s, e in zip(path.first, path.start, path.last, strict=True))),
+        node=Level(*(xp.concat([f[None], s]) for f, s in zip(path.first, _following(path), strict=True))),
     )
 
 
@@ -267,7 +268,7 @@ def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> 
             here_bias = goal_bias
         if path.gaps:
             last = m == len(method.stages) - 1
-            scale, added = _bridge(path, stop, _following(path, steps)) if last else (xp.ones_like(carry), 0.0 * carry)
+            scale, added = _bridge(path, stop, _at(_following(path), steps)) if last else (1.0, 0.0 * carry)
             noise = added if noise is None else xp.hypot(noise * scale, added)
             carry, row = carry * scale, {j: w * scale for j, w in row.items()}
             bias = None if bias is None else bias * scale
@@ -345,11 +346,10 @@ def _bridge(path: Path, a: Level, b: Level) -> tuple[Array, Array]:
     return scale, path.gap_noise * b.sigma * added
 
 
-def _following(path: Path, steps: slice) -> Level:
-    """Where the steps after `steps` start; the output's level after the last."""
+def _following(path: Path) -> Level:
+    """Where the step after each step starts; the output's level after the last."""
     xp = namespace(path.start.t)
-    nexts = (xp.concat([s[1:], e[None]]) for s, e in zip(path.start, path.last, strict=True))
-    return _at(Level(*nexts), steps)
+    return Level(*(xp.concat([s[1:], e[None]]) for s, e in zip(path.start, path.last, strict=True)))
 
 
 def _registers(xp: Any, blocks: Sequence[_Block]) -> tuple[np.ndarray, Array]:
@@ -388,4 +388,3 @@ def _registers(xp: Any, blocks: Sequence[_Block]) -> tuple[np.ndarray, Array]:
 
 def _at(level: Level, index: Any) -> Level:
     return Level(*(part[index, ...] if isinstance(index, int) else part[index] for part in level))
-

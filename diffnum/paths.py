@@ -4,8 +4,8 @@ Every diffusion ODE and SDE, and every semilinear ODE, is written step by step a
 
     y_b = P y_a + integral over the step of K(s) f(s) ds + N z,
 
-with the denoiser inside f only. A `Path` holds the levels a sampler visits and the functions that give P, N, the moments
-of K and the coordinate s between any two levels. Which formula a method then makes of them is the business of
+with the denoiser inside f only. A `Path` holds the levels a sampler visits and the functions that give P, N, the
+moments of K and the coordinate s between any two levels. Which formula a method then makes of them is the business of
 :doc:`/solvers`. The derivations are in :doc:`/paths`.
 
 Conventions. Levels are listed in the order they are visited, the noisiest first. All functions of a path are
@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from diffnum._backend import Array, asfloat, concrete, is_jax, namespace, state_dtype
+from diffnum._backend import Array, asfloat, concrete, convert, is_jax, namespace, state_dtype
 from diffnum._quadrature import moments as quadrature
 from diffnum._quadrature import power_moments
 from diffnum.phi import phis
@@ -57,8 +57,8 @@ class Path:
     name : str
         The constructor and its options, for tables and plots.
     start, stop : Level
-        Where each step starts and stops, arrays of shape (N,). A gap from ``stop[n]`` to ``start[n + 1]`` is bridged by
-        the forward kernel, which adds noise.
+        Where each step starts and stops, arrays of shape (N,). A gap from ``stop[n]`` to ``start[n + 1]`` is bridged
+        by the forward kernel, which adds noise.
     first, last : Level
         Level of the input and of the output, 0-d arrays.
     coordinate : callable
@@ -150,7 +150,8 @@ def x0(
     """
     _choose("coordinate", coordinate, ("log_snr", "ratio"))
     levels = _levels(schedule, t, eta)
-    eta2, stochastic = _eta_squared(eta, levels)
+    eta, stochastic = _per_step("eta", eta, levels.t[1:])
+    eta2 = eta**2
 
     def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:
         ratio = b.sigma / a.sigma
@@ -322,7 +323,8 @@ def velocity(
         raise ValueError(msg)
     levels = _levels(schedule, t, eta)
     xp = namespace(levels.t)
-    eta2, stochastic = _eta_squared(eta, levels)
+    eta, stochastic = _per_step("eta", eta, levels.t[1:])
+    eta2 = eta**2
     if stochastic:
         eta2 = xp.where(levels.sigma[1:] == 0.0, xp.zeros_like(eta2), eta2)
 
@@ -507,9 +509,8 @@ def ancestral(path: Path, /, eta: Array | float = 1.0) -> Path:
     True
     """
     schedule = _movable(path)
-    eta = _per_step("eta", eta, path.start.t, largest=1.0)
-    known = concrete(eta)
-    if known is not None and not known.any():
+    eta, moves = _per_step("eta", eta, path.start.t, largest=1.0)
+    if not moves:
         return path
     xp = namespace(path.start.t)
     start, stop = path.start.log_snr, path.stop.log_snr
@@ -563,12 +564,11 @@ def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
     1.1
     """
     schedule = _movable(path)
-    gamma = _per_step("gamma", gamma, path.start.t)
+    gamma, moves = _per_step("gamma", gamma, path.start.t)
     if not (_number("s_noise", s_noise) > 0.0):
         msg = f"s_noise must be > 0, got {s_noise!r}"
         raise ValueError(msg)
-    known = concrete(gamma)
-    if known is not None and not known.any():
+    if not moves:
         return path
     raised = schedule.level_at(path.start.log_snr - namespace(gamma).log1p(gamma))
     return replace(path, name=f"churned {path.name}", start=raised, gaps=True, gap_noise=float(s_noise))
@@ -599,11 +599,11 @@ def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
     >>> import numpy as np
     >>> from diffnum import paths
     >>> paths.from_ddim_eta(0.5, np.array([0.1, 1.0])).round(6).tolist()
-    [0.486756, 0.349319]
+    [0.481541, 0.348969]
     """
     h = asfloat(h, "h")
     xp = namespace(h)
-    eta = _per_step("eta", eta, h, largest=1.0)
+    eta, _ = _per_step("eta", eta, h, largest=1.0)
     known = concrete(h)
     if known is not None and not (known > 0.0).all():
         msg = f"h must be > 0, got {known}"
@@ -676,15 +676,15 @@ def _levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
     known = concrete(t)
     if known is not None and not (schedule.t_clean <= known[-1] and known[0] <= schedule.t_noise):
         msg = (
-            f"t must lie in [{schedule.t_clean}, {schedule.t_noise}] for {schedule.name}, "
-            f"got {known[0]} to {known[-1]}"
+            f"t must lie in [{schedule.t_clean}, {schedule.t_noise}] for {schedule.name}, got {known[0]} to {known[-1]}"
         )
         raise ValueError(msg)
-    return schedule.level(namespace(t, *beside).asarray(t))
+    xp = namespace(t, *beside)
+    return schedule.level(t if xp is namespace(t) else xp.asarray(t))
 
 
-def _per_step(name: str, value: Array | float, like: Array, *, largest: float = np.inf) -> Array:
-    """`value` as an array of one entry a step, checked to lie in [0, largest]."""
+def _per_step(name: str, value: Array | float, like: Array, *, largest: float = np.inf) -> tuple[Array, bool]:
+    """`value` as an array of one entry a step, checked to lie in [0, largest]; and whether it may differ from 0."""
     value = asfloat(value, name)
     xp = namespace(value, like)
     known = concrete(value)
@@ -695,13 +695,7 @@ def _per_step(name: str, value: Array | float, like: Array, *, largest: float = 
         bound = "finite and >= 0" if largest == np.inf else f"in [0, {largest:g}]"
         msg = f"{name} must be {bound}, got {known}"
         raise ValueError(msg)
-    return xp.broadcast_to(xp.asarray(value, dtype=like.dtype), like.shape)
-
-
-def _eta_squared(eta: Array | float, levels: Level) -> tuple[Array, bool]:
-    eta = _per_step("eta", eta, levels.t[1:])
-    known = concrete(eta)
-    return eta**2, known is None or bool(known.any())
+    return xp.broadcast_to(convert(value, like, like.dtype), like.shape), known is None or bool(known.any())
 
 
 def _movable(path: Path) -> Schedule:

@@ -1,13 +1,13 @@
 """Solvers: a sampler is a path and a method, and both become a table that one loop runs.
 
-`adams_bashforth` and `runge_kutta` make tables from the paths of :doc:`/paths`; `solve` runs any table on NumPy, PyTorch
-or JAX arrays. The named samplers are two-line combinations. Derivations, orders and the plots that prove them:
-:doc:`/solvers`.
+`adams_bashforth` and `runge_kutta` make tables from the paths of :doc:`/paths`; `solve` runs any table on NumPy,
+PyTorch or JAX arrays. The named samplers are combinations of the two. Derivations, orders and the plots that prove
+them: :doc:`/solvers`.
 
 Conventions. ``denoise(x, level)`` returns the posterior mean of the clean data, of the shape of `x`; `level` is a
 `Level` of 0-d arrays of the library of `x`, float32 at least. The result has the shape and dtype of `x`; the state
-between rows is float32 at least. Under JAX, wrap the whole sampler in ``jax.jit``: called eagerly it is compiled anew at
-each call.
+between rows is float32 at least. Under JAX, wrap the whole sampler in ``jax.jit``: called eagerly it is compiled anew
+at each call.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ HEUN = Method("exponential Heun", 2, (0.0, 1.0), ((0,), (0, 1)))
 RUNGE_KUTTA_3 = Method("exponential Runge-Kutta 3", 3, (0.0, 1 / 3, 2 / 3), ((0,), (0, 1), (0, 2)))
 """Three evaluations (DPM-Solver-3); order 3, of which 2 with stiff order conditions."""
 
-_ADAMS_BASHFORTH = tuple(
-    Method(f"Adams-Bashforth {k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in range(1, 5)
-)
+_ADAMS_BASHFORTH = tuple(Method(f"Adams-Bashforth {k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in range(1, 5))
 
 
 def adams_bashforth(path: Path, order: int, *, start: Literal["runge_kutta", "ramp"] = "runge_kutta") -> Table:
@@ -234,7 +232,8 @@ def solve(
         f = xp.astype(_checked(denoise(u, row.level), u), state, copy=False)
         if row.target is not None:
             f = row.target[0] * y + row.target[1] * f
-        stored = _store(stored, row.slot, xp.astype(f, dtype, copy=False), registers)
+        # stored before it is combined: in this order XLA makes no copy of the registers
+        stored = _backend.put(stored, row.slot, xp.astype(f, dtype, copy=False))
         y = row.carry * y
         for k in range(registers):
             weight = row.weights[k]
@@ -244,14 +243,14 @@ def solve(
             y += row.bias * centre
         if row.noise is not None:
             y = _backend.add_normal(y, row.noise, rng, row.number)
-        return (y, stored if registers > 1 else ()), xp.astype(y, dtype, copy=False) if trajectory else None
+        return (y, stored if registers > 1 else None), xp.astype(y, dtype, copy=False) if trajectory else None
 
     y = xp.astype(x, state, copy=False)
     if table.start is not None:
         scale, added = _backend.columns(table.start, x, state)
         y = _backend.add_normal(scale * y, added, rng, table.evaluations)
     rows = _rows(table, x, state)
-    stored = (xp.zeros_like(x),) * registers if registers > 1 else ()
+    stored = _backend.registers(x, registers) if registers > 1 else None
     (end, _), states = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
     if not trajectory:
         return xp.astype(end, dtype, copy=False)
@@ -304,7 +303,7 @@ def ab1(
     >>> ab1(lambda x, level: 0.0 * x + 1.0, np.array([0.3]), paths.x0(flow, grids.uniform(flow, 4))).tolist()
     [1.0]
     """
-    return _adams_bashforth(1, denoise, x, path, rng, trajectory, progress)
+    return solve(denoise, x, adams_bashforth(path, 1), rng=rng, trajectory=trajectory, progress=progress)
 
 
 def ab2(
@@ -352,7 +351,7 @@ def ab2(
     >>> bool(abs(x[0] - exact) < 3e-3)
     True
     """
-    return _adams_bashforth(2, denoise, x, path, rng, trajectory, progress)
+    return solve(denoise, x, adams_bashforth(path, 2), rng=rng, trajectory=trajectory, progress=progress)
 
 
 def ab3(
@@ -400,7 +399,7 @@ def ab3(
     >>> bool(abs(x[0] - exact) < 1e-3)
     True
     """
-    return _adams_bashforth(3, denoise, x, path, rng, trajectory, progress)
+    return solve(denoise, x, adams_bashforth(path, 3), rng=rng, trajectory=trajectory, progress=progress)
 
 
 def ab4(
@@ -448,7 +447,7 @@ def ab4(
     >>> bool(abs(x[0] - exact) < 1e-3)
     True
     """
-    return _adams_bashforth(4, denoise, x, path, rng, trajectory, progress)
+    return solve(denoise, x, adams_bashforth(path, 4), rng=rng, trajectory=trajectory, progress=progress)
 
 
 def heun(
@@ -572,12 +571,6 @@ class _Row(NamedTuple):
     bias: Any
 
 
-def _adams_bashforth(
-    order: int, denoise: Denoiser, x: Array, path: Path, rng: Any, trajectory: bool, progress: Any
-) -> Array:
-    return solve(denoise, x, adams_bashforth(path, order), rng=rng, trajectory=trajectory, progress=progress)
-
-
 def _rows(table: Table, x: Array, state: Any) -> Any:
     """The table by rows, in the library of `x`: a pytree of arrays for JAX, else a list of rows."""
     xp = namespace(x)
@@ -596,17 +589,6 @@ def _rows(table: Table, x: Array, state: Any) -> Any:
     )
     slot = np.asarray(table.slot).tolist()
     return list(map(_Row, number.tolist(), levels, target, slot, carry, weights, noise, bias))
-
-
-def _store(stored: tuple, slot: Any, f: Array, registers: int) -> tuple:
-    """`stored` with f in register `slot`; a single register is never carried from row to row."""
-    if registers == 1:
-        return (f,)
-    if isinstance(slot, int):
-        return (*stored[:slot], f, *stored[slot + 1 :])
-    # one select over all registers fuses with the combination that follows; XLA copies before an update in place
-    xp = namespace(f)
-    return tuple(xp.where(slot == k, f, value) for k, value in enumerate(stored))
 
 
 def _floating(x: Array, table: Table) -> Array:
