@@ -29,7 +29,7 @@ BUDGET_HARD = 24.0
 """Seconds above which the build fails: three times the budget, since the machine may be busy."""
 ALT_LENGTH = (30, 250)
 """Characters of an alternative text."""
-PUNCTUATION = re.compile(r"[.,;:!?)\]’”]+|-\w+")
+PUNCTUATION = re.compile(r"[.,;:!?)\]\u2019\u201d]+|-\w+")
 FILE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
 
 

@@ -442,7 +442,7 @@ def test_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def _back(app: Sphinx, page: str, label: str) -> str:
     target = app.builder.get_relative_uri(page, _defined(app.env)[label][0])
-    return f'<a class="viewcode-back" href="{target}#equation-{label}">({number(app.env, label)})</a> '
+    return f'<a class="ledger-back" href="{target}#equation-{label}">({number(app.env, label)})</a>'
 
 
 def publish(app: Sphinx) -> None:
