@@ -28,8 +28,10 @@ __all__ = [
     "EULER",
     "HEUN",
     "MIDPOINT",
+    "ORDERS",
     "RUNGE_KUTTA_3",
     "Method",
+    "Orders",
     "Table",
     "ab1",
     "ab2",
@@ -58,6 +60,35 @@ RUNGE_KUTTA_3 = Method("exponential Runge-Kutta 3", 3, (0.0, 1 / 3, 2 / 3), ((0,
 """Three evaluations (DPM-Solver-3); order 3, of which 2 with stiff order conditions."""
 
 _ADAMS_BASHFORTH = tuple(Method(f"Adams-Bashforth {k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in range(1, 5))
+
+
+class Orders(NamedTuple):
+    """Orders of convergence of a sampler, as :eq:`solvers-orders` defines them.
+
+    Attributes
+    ----------
+    ode : int
+        On the probability-flow ODE.
+    weak : int
+        Of the law of the result, on a path with eta > 0.
+    strong : int
+        Of the result itself for one Brownian path, on a path with eta > 0.
+    """
+
+    ode: int
+    weak: int
+    strong: int
+
+
+ORDERS = {
+    "ab1": Orders(1, 1, 1),
+    "ab2": Orders(2, 2, 1),
+    "ab3": Orders(3, 2, 1),
+    "ab4": Orders(4, 2, 1),
+    "ddim": Orders(1, 1, 1),
+    "heun": Orders(2, 2, 1),
+}
+"""Stated orders of the named samplers; the tests measure each of them."""
 
 
 def adams_bashforth(path: Path, order: int, *, start: Literal["runge_kutta", "ramp"] = "runge_kutta") -> Table:
