@@ -84,6 +84,15 @@ nb_output_stderr = "error"
 nb_merge_streams = True
 nb_number_source_lines = False
 
+
+def _quiet_kernels(folder: Path) -> None:
+    """Configure kernels apart from the user's own settings; their advice about sockets is no message of a page."""
+    profile = folder / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_kernel_config.py").write_text("c.IPKernelApp.log_level = 40\n", encoding="utf-8")
+
+
+_quiet_kernels(ROOT / "_build" / ".ipython")
 os.environ |= {
     "IPYTHONDIR": str(ROOT / "_build" / ".ipython"),
     "JAX_PLATFORMS": "cpu",
@@ -125,6 +134,7 @@ html_favicon = "book/_static/favicon.svg"
 html_css_files = ["book.css"]
 html_context = {"default_mode": "auto"}
 html_copy_source = False
+html_domain_indices = False
 html_show_sphinx = False
 html_last_updated_fmt = None
 html_theme_options = {

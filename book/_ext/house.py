@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from docutils import nodes
+from myst_nb.core.execute import cache
+from myst_nb.core.execute.base import ExecutionError
 from myst_nb.sphinx_ import NbMetadataCollector
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
@@ -29,12 +31,22 @@ BUDGET_HARD = 24.0
 """Seconds above which the build fails: three times the budget, since the machine may be busy."""
 ALT_LENGTH = (30, 250)
 """Characters of an alternative text."""
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PUNCTUATION = re.compile(r"[.,;:!?)\]\u2019\u201d]+|-\w+")
 FILE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
 
 
+class ChapterError(ExecutionError):
+    """A cell that failed, with its traceback: a parallel build shows the text of an exception and nothing more."""
+
+    def __str__(self) -> str:
+        """Path of the page, then the cell and its traceback without colours."""
+        return f"{super().__str__()}\n{ANSI.sub('', str(self.__cause__))}"
+
+
 def repair_extensions() -> None:
-    """Give sphinx-proof its merge hook (the data travel by another event) and guard codeautolink's empty stack."""
+    """Give sphinx-proof its merge hook (the data travel by another event), guard codeautolink's empty stack."""
+    cache.ExecutionError = ChapterError
     ProofDomain.merge_domaindata = lambda self, docnames, otherdata: None
     CodeBlockAnalyser.depart_section = lambda self, node: self.title_stack and self.title_stack.pop()
 
