@@ -109,6 +109,37 @@ def test_either_branch_alone_is_inaccurate(k: int) -> None:
         assert relative_error(branch[~region], k, z[~region]).max() <= 2 * ACCURACY["float64"]
 
 
+@pytest.mark.claim("phi-error")
+@pytest.mark.parametrize("k", range(1, LARGEST + 1))
+def test_error_bound_of_the_recurrence(k: int) -> None:
+    """Measured errors stay below the bound, near zero too, and come within a factor of 30 of it."""
+    z = np.concatenate([-np.geomspace(1e-3, 50, 200), np.geomspace(1e-3, 50, 200)])
+    y, bound, p = np.expm1(z) / z, np.full_like(z, 3.0), phis(LARGEST, z)
+    for j in range(1, k):
+        y = (y - 1 / math.factorial(j)) / z
+        step = np.abs(z) * p[j + 1]
+        bound = p[j] / step * bound + 2 + 1 / (math.factorial(j) * step)
+    ratio = relative_error(y, k, z) / (bound * 2.0**-53)
+    assert 1 / 30 < ratio.max() <= 1
+    # The bound without its magnification is no bound.
+    if k > 1:
+        assert (relative_error(y, k, z) / (3 * k * 2.0**-53)).max() > 10
+
+
+@pytest.mark.claim("phi-horner")
+@pytest.mark.parametrize("k", range(1, LARGEST + 1))
+def test_error_bound_of_horners_rule(k: int) -> None:
+    z = np.concatenate([np.linspace(-SWITCH, -0.01, 200), np.linspace(0.01, SWITCH, 200)])
+    z = z[np.abs(z) < SWITCH]
+    c = [1 / math.factorial(j + k) for j in range(31)]
+    y, delta = np.full_like(z, c[-1]), np.full_like(z, c[-1])
+    for cj in reversed(c[:-1]):
+        delta, y = np.abs(z) * delta + np.abs(z * y) + np.abs(z * y + cj) + cj, z * y + cj
+    error = relative_error(phi(k, z), k, z) * phi(k, z) * 2.0**53
+    assert 1 / 30 < (error / delta).max() <= 1
+    assert (error / (phi(k, z) * 0.5)).max() > 1
+
+
 @pytest.mark.claim("phi-taylor")
 @pytest.mark.parametrize("k", INDICES)
 def test_taylor_coefficients(k: int) -> None:
