@@ -296,7 +296,7 @@ def cosine(*, offset: float = 0.0) -> Schedule:
             return xp.atan2(sigma, alpha) / q
         s, c = xp.sqrt(sin0**2 + (cos0 * sigma) ** 2), cos0 * alpha
         t = xp.atan2((cos0 * sigma) ** 2 / (s * cos0 + c * sin0), c * cos0 + s * sin0) / q
-        return xp.minimum(t, xp.ones_like(t))
+        return xp.where(alpha == 0, xp.ones_like(t), xp.minimum(t, xp.ones_like(t)))
 
     def rate(t: Array) -> Array:
         xp = namespace(t)
@@ -534,7 +534,7 @@ def from_betas(betas: Array, /) -> Schedule:
     Raises
     ------
     ValueError
-        If `betas` is not one-dimensional, too short or out of range.
+        If `betas` is not one-dimensional, too short or out of range, or leaves no signal at all (below exp(-300)).
 
     Notes
     -----
@@ -559,10 +559,15 @@ def from_betas(betas: Array, /) -> Schedule:
         msg = f"betas must be a sequence of at least two numbers in (0, 1), got shape {table.shape}: {betas!r}"
         raise ValueError(msg)
     n = table.size
-    log_alpha = 0.5 * np.cumsum(np.log1p(-table))
-    lam = log_alpha - 0.5 * np.log(-np.expm1(2.0 * log_alpha))
+    log_alpha2 = np.cumsum(np.log1p(-table))
+    if log_alpha2[-1] < -600.0:
+        msg = f"betas must leave a product of 1 - betas above exp(-600), got exp({log_alpha2[-1]:.0f})"
+        raise ValueError(msg)
+    odds = 1.0 / np.expm1(-log_alpha2)
+    lam = 0.5 * np.log(odds)
     knots = np.arange(1, n + 1) / n
-    slope = np.concatenate([[math.nan], np.diff(lam) * n])
+    # Not diff(lam), which loses three digits: in a step alpha^2 shrinks by 1 - beta and sigma^2 grows by alpha^2 beta.
+    slope = np.concatenate([[math.nan], 0.5 * n * (np.log1p(-table[1:]) - np.log1p(odds[:-1] * table[1:]))])
 
     def segment(increasing: np.ndarray, x: Array) -> Callable[[np.ndarray], Array]:
         # Segment i is (knot i-1, knot i]: a knot belongs to the segment on its clean side. The first and last extend.
@@ -781,7 +786,7 @@ def _pair_at(geometry: str, log_snr: Array) -> Pair:
     if geometry == "ve":
         return xp.ones_like(log_snr), xp.exp(-log_snr)
     negative = log_snr < 0
-    # Not exp(-abs(.)): the derivative of abs is 0 at 0 in every autodiff, and that of alpha would be too.
+    # Not exp(-abs(.)): at 0 libraries differentiate abs as 0 or as 1, and the derivative of alpha comes out wrong.
     small = xp.exp(xp.where(negative, log_snr, -log_snr))
     norm = xp.sqrt(1.0 + small * small) if geometry == "vp" else 1.0 + small
     small, large = small / norm, 1.0 / norm
@@ -823,8 +828,10 @@ def _quotient(numerator: Array, denominator: Array) -> Array:
 
 
 def _softplus(x: Array) -> Array:
+    """log(1 + exp(x)) without overflow, its derivative right at 0 too."""
     xp = namespace(x)
-    return xp.maximum(x, xp.zeros_like(x)) + xp.log1p(xp.exp(-xp.abs(x)))
+    negative = x < 0
+    return xp.where(negative, xp.zeros_like(x), x) + xp.log1p(xp.exp(xp.where(negative, x, -x)))
 
 
 def _expit(x: float) -> float:
