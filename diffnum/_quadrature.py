@@ -1,4 +1,8 @@
-"""Moments of a kernel over many intervals at once, by Gauss-Legendre quadrature."""
+"""Moments of a kernel over many intervals at once, by Gauss-Legendre quadrature with 32 points.
+
+A moment is an integral of the kernel times ``u^j``, u running from 0 to 1 over the interval. `moments` takes smooth
+kernels. `power_moments` takes those with a branch point, ``v^p`` times a smooth function, at any distance from it.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,15 @@ from collections.abc import Callable
 
 import numpy as np
 
-from diffnum._backend import Array, namespace
+from diffnum._backend import Array, convert, namespace
 
 __all__ = ["moments", "power_moments"]
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(32)
 _NODES, _WEIGHTS = (_NODES + 1.0) / 2.0, _WEIGHTS / 2.0
 
-_POWER = 8
+_POWER = 8.0
+"""The power that the substitution in `power_moments` gives to the branch point: 32 points see it as smooth."""
 
 
 def moments(kernel: Callable[[Array], Array], start: Array, stop: Array, count: int) -> tuple[Array, ...]:
@@ -34,53 +39,53 @@ def moments(kernel: Callable[[Array], Array], start: Array, stop: Array, count: 
         `count` arrays of the shape of `start`.
     """
     xp = namespace(start, stop)
-    nodes, weights = _rule(xp, stop)
+    nodes, weights = _rule(stop)
     length = stop - start
     values = kernel(start[..., None] + nodes * length[..., None]) * weights * length[..., None]
     return tuple(xp.sum(values * nodes**j, axis=-1) for j in range(count))
 
 
 def power_moments(
-    kernel: Callable[[Array], Array], start: Array, stop: Array, length: Array, count: int
+    power: Array, log_start: Array, count: int, smooth: Callable[[Array], Array] | None = None
 ) -> tuple[Array, ...]:
-    """The same where `kernel` has a branch point w^p at w = 0, on or near ``0 <= start < stop``.
+    """``1 + p`` times the integrals of ``v^p g(v) u^j dv`` from ``v = exp(log_start)`` to 1, for j < `count`.
 
-    The substitution w = y^8 makes the integrand smooth: y^(8 p + 7) times a function of y^8. Differences of powers are
-    written as products, so that nothing cancels on short intervals.
+    The substitution ``v = y^m`` with ``m = 8/(1 + p)`` turns ``(1 + p) v^p dv`` into ``8 y^7 dy`` for every p: a branch
+    point at v = 0 is gone, and a steep power is flat. Lengths are formed by ``expm1``, so that nothing cancels on short
+    intervals.
 
     Parameters
     ----------
-    kernel : callable
-        ``w^p`` times a smooth function.
-    start, stop : array, shape (n,)
-        Ends of the intervals.
-    length : array, shape (n,)
-        ``stop - start``, as accurately as the caller knows it.
+    power : array, shape (n,)
+        p >= 0.
+    log_start : array, shape (n,)
+        Logarithm of the lower end, < 0; -inf for an interval from 0.
     count : int
         Number of moments.
+    smooth : callable, optional
+        g, on points of shape (n, 32); 1 if None.
 
     Returns
     -------
     tuple of array
         `count` arrays of shape (n,).
     """
-    xp = namespace(start, stop)
-    nodes, weights = _rule(xp, stop)
-    zero = start == 0.0
-    y_start = xp.where(zero, xp.zeros_like(start), xp.where(zero, xp.ones_like(start), start) ** (1 / _POWER))[:, None]
-    y_stop = (stop ** (1 / _POWER))[:, None]
-    whole = _quotient(y_stop, y_start)
-    step = length[:, None] / whole
-    y = y_start + nodes * step
-    u = nodes * _quotient(y, y_start) / whole
-    values = kernel(y**_POWER) * (_POWER * y ** (_POWER - 1)) * weights * step
+    xp = namespace(log_start)
+    nodes, weights = _rule(log_start)
+    m = (_POWER / (1.0 + power))[:, None]
+    log_start = log_start[:, None]
+    whole = xp.isinf(log_start)
+    log_start = xp.where(whole, xp.full_like(log_start, -1.0), log_start)
+    one = xp.ones_like(log_start)
+    step = xp.where(whole, one, -xp.expm1(log_start / m))
+    length = xp.where(whole, one, -xp.expm1(log_start))
+    log_y = xp.log1p((nodes - 1.0) * step)
+    values = _POWER * xp.exp((_POWER - 1.0) * log_y) * weights * step
+    if smooth is not None:
+        values = values * smooth(xp.exp(m * log_y))
+    u = 1.0 + xp.expm1(m * log_y) / length
     return tuple(xp.sum(values * u**j, axis=-1) for j in range(count))
 
 
-def _quotient(y: Array, a: Array) -> Array:
-    """(y^8 - a^8)/(y - a), without the subtraction."""
-    return sum(y ** (_POWER - 1 - i) * a**i for i in range(_POWER))
-
-
-def _rule(xp: object, like: Array) -> tuple[Array, Array]:
-    return xp.asarray(_NODES, dtype=like.dtype), xp.asarray(_WEIGHTS, dtype=like.dtype)
+def _rule(like: Array) -> tuple[Array, Array]:
+    return convert(_NODES, like, like.dtype), convert(_WEIGHTS, like, like.dtype)

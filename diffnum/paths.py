@@ -20,16 +20,30 @@ these are (an `eta` may differ from step to step). ``lambda = log(alpha/sigma)``
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from diffnum._backend import Array, asfloat, concrete, convert, is_jax, namespace, state_dtype
+from diffnum._arguments import choose, finite, grid, levels, number, per_step
+from diffnum._backend import Array, asfloat, concrete, namespace
+from diffnum._guarded import (
+    alpha_over_sigma,
+    co_angle,
+    decay,
+    falling_moments,
+    log_cosine,
+    log_quotient,
+    rising_moments,
+    sigma_over_alpha,
+    times,
+    turn,
+)
 from diffnum._quadrature import moments as quadrature
 from diffnum._quadrature import power_moments
-from diffnum.phi import phis
+from diffnum.phi import phi, phis
 from diffnum.schedules import Level, Schedule
 
 __all__ = [
@@ -44,11 +58,11 @@ __all__ = [
     "x0",
 ]
 
-_FACTORIAL = (1.0, 1.0, 2.0, 6.0, 24.0)
 _LARGEST_EXPONENT = 50.0
+"""Exponent over which 32 points integrate a kernel to rounding, with a margin."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Path:
     """Levels to visit and the exactly integrated part between them; see :eq:`paths-step`.
 
@@ -70,7 +84,7 @@ class Path:
     moments : callable
         ``moments(a, b, count, steps)``: the integrals of ``K(s) ((s - s_a)/(s_b - s_a))^j`` over the step, j < count.
     target : callable or None
-        ``target(level) -> (p, q)`` with ``f = p x + q denoise(x, level)``; None where f is the denoiser's output itself.
+        ``target(level) -> (p, q)`` with ``f = p x + q denoise(x, level)``; None where f is the denoiser's output.
     schedule : Schedule or None
         The schedule of the levels; None for `semilinear`.
     stochastic : bool
@@ -148,40 +162,36 @@ def x0(
     >>> path.propagate(path.start, path.stop)[0].round(12).tolist()
     [0.666666666667, 0.5]
     """
-    _choose("coordinate", coordinate, ("log_snr", "ratio"))
-    levels = _levels(schedule, t, eta)
-    eta, stochastic = _per_step("eta", eta, levels.t[1:])
-    eta2 = eta**2
+    choose("coordinate", coordinate, ("log_snr", "ratio"))
+    nodes = levels(schedule, t, eta)
+    strength, stochastic = per_step("eta", eta, nodes.t[1:])
+    power = strength**2
 
     def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:
         ratio = b.sigma / a.sigma
         if not stochastic:
             return ratio, None
-        xp = namespace(a.sigma)
-        excess = _times(eta2[steps], b.log_snr - a.log_snr)
-        return ratio * xp.exp(-excess), b.sigma * _root(-xp.expm1(-2.0 * excess))
+        kept, added = decay(strength[steps], b.log_snr - a.log_snr)
+        return ratio * kept, b.sigma * added
 
     def moments_log_snr(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
-        z = b.log_snr - a.log_snr
-        if stochastic:
-            z = (1.0 + eta2[steps]) * z
-        return tuple(b.alpha * chi for chi in _chis(count, z))
+        h = b.log_snr - a.log_snr
+        inside = rising_moments(count, times(1.0 + power[steps], h) if stochastic else h)
+        return tuple(b.alpha * m for m in inside)
 
     def moments_ratio(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
-        xp = namespace(a.sigma)
-        gap = -xp.expm1(a.log_snr - b.log_snr)
-        if not stochastic:
-            return tuple(b.alpha * gap / (j + 1) for j in range(count))
-        power = eta2[steps]
-        inside = power_moments(lambda x: xp.exp(power[:, None] * xp.log(x)), 1.0 - gap, xp.ones_like(gap), gap, count)
-        return tuple(b.alpha * (1.0 + power) * m for m in inside)
+        log_start = a.log_snr - b.log_snr
+        if stochastic:
+            return tuple(b.alpha * m for m in power_moments(power[steps], log_start, count))
+        gap = -namespace(log_start).expm1(log_start)
+        return tuple(b.alpha * gap / (j + 1) for j in range(count))
 
     ratio_form = coordinate == "ratio"
     return _path(
         f"x0({schedule.name}, {coordinate})",
         schedule,
-        levels,
-        coordinate=_alpha_over_sigma if ratio_form else _log_snr,
+        nodes,
+        coordinate=alpha_over_sigma if ratio_form else (lambda level: level.log_snr),
         at=(lambda s: schedule.level_at(namespace(s).log(s))) if ratio_form else schedule.level_at,
         propagate=propagate,
         moments=moments_ratio if ratio_form else moments_log_snr,
@@ -226,12 +236,12 @@ def noise(schedule: Schedule, t: Array, /, *, coordinate: Literal["log_snr", "ra
     >>> [round(float(m), 6) for m in path.moments(path.start, path.stop, 1)[0]]
     [-79.0, -0.998]
     """
-    _choose("coordinate", coordinate, ("log_snr", "ratio"))
-    levels = _levels(schedule, t)
-    alpha = concrete(levels.alpha)
-    if alpha is not None and alpha[0] == 0.0:
+    choose("coordinate", coordinate, ("log_snr", "ratio"))
+    nodes = levels(schedule, t)
+    known = concrete(nodes.alpha)
+    if known is not None and known[0] == 0.0:
         msg = (
-            f"t must start where alpha > 0 on a noise path, got t = {concrete(levels.t)[0]} of {schedule.name}; "
+            f"t must start where alpha > 0 on a noise path, got alpha = 0 at the first time, on {schedule.name}; "
             "start later (schedules.truncate), or use paths.velocity or paths.x0"
         )
         raise ValueError(msg)
@@ -240,26 +250,19 @@ def noise(schedule: Schedule, t: Array, /, *, coordinate: Literal["log_snr", "ra
         return b.alpha / a.alpha, None
 
     def moments_log_snr(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:  # noqa: ARG001
-        xp = namespace(a.sigma)
-        h = b.log_snr - a.log_snr
-        infinite = xp.isinf(h)
-        finite_h = xp.where(infinite, xp.ones_like(h), h)
-        first = xp.where(infinite, -b.alpha * a.sigma / a.alpha, -b.sigma * xp.expm1(finite_h))
-        if count == 1:
-            return (first,)
-        growth = phis(count, finite_h)
-        return (first, *(-b.sigma * finite_h * _FACTORIAL[j] * growth[j + 1] for j in range(1, count)))
+        scale = b.alpha * a.sigma / a.alpha
+        return tuple(-scale * m for m in falling_moments(count, b.log_snr - a.log_snr))
 
     def moments_ratio(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:  # noqa: ARG001
-        length = _sigma_over_alpha(b) - _sigma_over_alpha(a)
+        length = sigma_over_alpha(b) - sigma_over_alpha(a)
         return tuple(b.alpha * length / (j + 1) for j in range(count))
 
     ratio_form = coordinate == "ratio"
     return _path(
         f"noise({schedule.name}, {coordinate})",
         schedule,
-        levels,
-        coordinate=_sigma_over_alpha if ratio_form else _log_snr,
+        nodes,
+        coordinate=sigma_over_alpha if ratio_form else (lambda level: level.log_snr),
         at=(lambda s: schedule.level_at(-namespace(s).log(s))) if ratio_form else schedule.level_at,
         propagate=propagate,
         moments=moments_ratio if ratio_form else moments_log_snr,
@@ -318,67 +321,56 @@ def velocity(
     >>> paths.velocity(flow, grids.uniform(flow, 4), sigma_data=0.5).steps
     4
     """
-    if not (np.isscalar(sigma_data) and np.isfinite(sigma_data) and sigma_data > 0):
-        msg = f"sigma_data must be a finite number > 0, got {sigma_data!r}"
-        raise ValueError(msg)
-    levels = _levels(schedule, t, eta)
-    xp = namespace(levels.t)
-    eta, stochastic = _per_step("eta", eta, levels.t[1:])
-    eta2 = eta**2
+    scale = number("sigma_data", sigma_data, above=0.0)
+    nodes = levels(schedule, t, eta)
+    xp = namespace(nodes.t)
+    strength, stochastic = per_step("eta", eta, nodes.t[1:])
     if stochastic:
-        eta2 = xp.where(levels.sigma[1:] == 0.0, xp.zeros_like(eta2), eta2)
+        # noise that a step to sigma = 0 adds is removed by no later step
+        strength = xp.where(nodes.sigma[1:] == 0.0, xp.zeros_like(strength), strength)
+    power = strength**2
 
     def norm(level: Level) -> Array:
-        return namespace(level.alpha).hypot(level.alpha * sigma_data, level.sigma)
-
-    def angle(level: Level) -> Array:
-        return namespace(level.alpha).atan2(level.sigma, level.alpha * sigma_data)
-
-    def co_angle(level: Level) -> Array:
-        return namespace(level.alpha).atan2(level.alpha * sigma_data, level.sigma)
-
-    def log_cosine(level: Level) -> Array:
-        return _log(level.alpha * sigma_data / norm(level))
+        return xp.hypot(level.alpha * scale, level.sigma)
 
     def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:
         ratio = norm(b) / norm(a)
         if not stochastic:
             return ratio, None
-        excess = _times(eta2[steps], log_cosine(b) - log_cosine(a))
-        return ratio * xp.exp(-excess), norm(b) * _root(-xp.expm1(-2.0 * excess))
+        kept, added = decay(strength[steps], log_cosine(b, scale) - log_cosine(a, scale))
+        return ratio * kept, norm(b) * added
 
     def moments(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
-        length = angle(b) - angle(a)
+        length = turn(a, b, scale)
         if not stochastic:
-            return tuple(norm(b) * length / (j + 1) for j in range(count))
-        power = eta2[steps]
-        end = xp.log(xp.sin(co_angle(b)))
+            return tuple(-norm(b) * length / (j + 1) for j in range(count))
+        end, steep = co_angle(b, scale)[:, None], power[steps][:, None]
 
-        def weight(w: Array) -> Array:
-            return xp.exp(power[:, None] * (xp.log(xp.sin(w)) - end[:, None]))
+        def relative_sinc(v: Array) -> Array:
+            return xp.exp(steep * (xp.log(xp.sin(v * end) / xp.sin(end)) - xp.log(v)))
 
-        inside = power_moments(weight, co_angle(a), co_angle(b), -length, count)
-        return tuple(-norm(b) * (1.0 + power) * m for m in inside)
+        inside = power_moments(power[steps], log_quotient(co_angle(a, scale), end[:, 0], length), count, relative_sinc)
+        return tuple(-norm(b) * end[:, 0] * m for m in inside)
 
     def target(level: Level) -> tuple[Array, Array]:
         n = norm(level)
-        return level.alpha * sigma_data / (n * level.sigma), -n / (sigma_data * level.sigma)
+        return level.alpha * scale / (n * level.sigma), -n / (scale * level.sigma)
 
     def at(s: Array) -> Level:
-        return schedule.level_at(xp.log(xp.cos(s) / xp.sin(s)) - float(np.log(sigma_data)))
+        return schedule.level_at(xp.log(xp.cos(s) / xp.sin(s)) - math.log(scale))
 
-    centred = not (np.isscalar(centre) and centre == 0.0)
+    centred = not (isinstance(centre, int | float) and centre == 0)
     return _path(
-        f"velocity({schedule.name}, {sigma_data:g})",
+        f"velocity({schedule.name}, {scale:g})",
         schedule,
-        levels,
-        coordinate=angle,
+        nodes,
+        coordinate=lambda level: xp.atan2(level.sigma, level.alpha * scale),
         at=at,
         propagate=propagate,
         moments=moments,
         target=target,
         stochastic=stochastic,
-        centre=asfloat(centre, "centre") if centred else None,
+        centre=finite("centre", centre) if centred else None,
     )
 
 
@@ -411,8 +403,10 @@ def semilinear(
     Raises
     ------
     ValueError
-        If `t` is not strictly monotone, a number `rate` is given together with `integral`, or a varying rate integrates
-        to more than 50 in one step, where the quadrature would lose digits.
+        If `t` is not strictly monotone, or a varying rate integrates to more than 50 in one step, where the quadrature
+        would lose digits.
+    TypeError
+        If `integral` is not callable, or `rate` beside it is a number.
 
     References
     ----------
@@ -426,45 +420,32 @@ def semilinear(
     >>> path.propagate(path.start, path.stop)[0].round(12).tolist()
     [0.367879441171]
     """
-    t = _grid(t, decreasing=False)
+    t = grid(t, decreasing=False)
     xp = namespace(t)
-    levels = Level(t, xp.ones_like(t), xp.ones_like(t))
+    growth = _growth(rate, integral)
     if integral is None and not callable(rate):
-        constant = 0.0 if rate is None else _number("rate", rate)
-
-        def growth(start: Array, stop: Array) -> Array:
-            return constant * (stop - start)
 
         def moments(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:  # noqa: ARG001
-            h = b.t - a.t
-            return tuple(h * _FACTORIAL[j] * p for j, p in enumerate(phis(count, constant * h)[1:]))
+            inside = phis(count, growth(a.t, b.t))[1:]
+            return tuple((b.t - a.t) * math.factorial(j) * p for j, p in enumerate(inside))
     else:
-        if integral is not None:
-            if rate is not None and not callable(rate):
-                msg = f"rate must be a callable or None beside integral, got {rate!r}"
-                raise ValueError(msg)
-
-            def growth(start: Array, stop: Array) -> Array:
-                return integral(stop) - integral(start)
-        else:
-
-            def growth(start: Array, stop: Array) -> Array:
-                return quadrature(rate, start, stop, 1)[0]
-
         _check_exponent(growth(t[:-1], t[1:]))
 
         def moments(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:  # noqa: ARG001
             return quadrature(lambda s: xp.exp(growth(s, xp.broadcast_to(b.t[:, None], s.shape))), a.t, b.t, count)
 
     def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:  # noqa: ARG001
-        return xp.exp(growth(a.t, b.t)), None
+        return phi(0, growth(a.t, b.t)), None
+
+    def at(s: Array) -> Level:
+        return Level(s, xp.ones_like(s), xp.ones_like(s))
 
     return _path(
         "semilinear",
         None,
-        levels,
+        at(t),
         coordinate=lambda level: level.t,
-        at=lambda s: Level(s, xp.ones_like(s), xp.ones_like(s)),
+        at=at,
         propagate=propagate,
         moments=moments,
         target=None,
@@ -509,23 +490,19 @@ def ancestral(path: Path, /, eta: Array | float = 1.0) -> Path:
     True
     """
     schedule = _movable(path)
-    eta, moves = _per_step("eta", eta, path.start.t, largest=1.0)
+    share, moves = per_step("eta", eta, path.start.t, largest=1.0)
     if not moves:
         return path
     xp = namespace(path.start.t)
-    start, stop = path.start.log_snr, path.stop.log_snr
+    stop = path.stop.log_snr
     clean = xp.isinf(stop)
-    # 1 - eta^2 (1 - exp(-2h)) is the part of the new variance that the step itself must leave
-    kept = 1.0 + eta**2 * xp.expm1(-2.0 * (xp.where(clean, xp.zeros_like(stop), stop) - start))
-    nothing = clean | (kept <= 0.0)
+    shrunk = xp.exp(2.0 * (path.start.log_snr - xp.where(clean, xp.zeros_like(stop), stop)))
+    # the part of the new variance that the step itself must leave, as a sum: 1 - eta^2 (1 - exp(-2 h)) would cancel
+    kept = (1.0 - share) * (1.0 + share) + share**2 * shrunk
+    nothing = clean | (kept == 0.0)
     lowered = stop - 0.5 * xp.log(xp.where(nothing, xp.ones_like(kept), kept))
-    lowered = xp.where(nothing, xp.full_like(stop, xp.inf), lowered)
-    return replace(
-        path,
-        name=f"ancestral {path.name}",
-        stop=schedule.level_at(lowered),
-        gaps=True,
-    )
+    lowered = xp.where(nothing, xp.full_like(stop, math.inf), lowered)
+    return replace(path, name=f"ancestral {path.name}", stop=schedule.level_at(lowered), gaps=True)
 
 
 def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
@@ -564,14 +541,12 @@ def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
     1.1
     """
     schedule = _movable(path)
-    gamma, moves = _per_step("gamma", gamma, path.start.t)
-    if not (_number("s_noise", s_noise) > 0.0):
-        msg = f"s_noise must be > 0, got {s_noise!r}"
-        raise ValueError(msg)
+    increase, moves = per_step("gamma", gamma, path.start.t)
+    factor = number("s_noise", s_noise, above=0.0)
     if not moves:
         return path
-    raised = schedule.level_at(path.start.log_snr - namespace(gamma).log1p(gamma))
-    return replace(path, name=f"churned {path.name}", start=raised, gaps=True, gap_noise=float(s_noise))
+    raised = schedule.level_at(path.start.log_snr - namespace(increase).log1p(increase))
+    return replace(path, name=f"churned {path.name}", start=raised, gaps=True, gap_noise=factor)
 
 
 def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
@@ -603,16 +578,21 @@ def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
     """
     h = asfloat(h, "h")
     xp = namespace(h)
-    eta, _ = _per_step("eta", eta, h, largest=1.0)
+    given, _ = per_step("eta", eta, h, largest=1.0)
     known = concrete(h)
     if known is not None and not (known > 0.0).all():
         msg = f"h must be > 0, got {known}"
         raise ValueError(msg)
-    full = eta == 1.0
-    h_finite = xp.where(xp.isinf(h), xp.ones_like(h), h)
-    variance = xp.where(xp.isinf(h), -xp.ones_like(h), xp.expm1(-2.0 * h_finite))
-    squared = -xp.log1p(xp.where(full, xp.zeros_like(eta), eta) ** 2 * variance) / (2.0 * h)
-    return xp.where(full, xp.ones_like(squared), _root(squared))
+    one = xp.ones_like(h)
+    full, infinite = given == 1.0, xp.isinf(h)
+    part, length = xp.where(full, 0.0 * one, given), xp.where(infinite, one, h)
+    # with z = eta^2 (1 - exp(-2h)), eta sqrt(log(1 - z)/-z (1 - exp(-2h))/(2h)): linear in eta at 0
+    share = -xp.expm1(-2.0 * length)
+    z = part**2 * share
+    zero = z == 0.0
+    growth = xp.where(zero, one, -xp.log1p(-z) / xp.where(zero, one, z))
+    inside = part * xp.sqrt(growth * share / (2.0 * length))
+    return xp.where(full, one, xp.where(infinite, 0.0 * one, inside))
 
 
 def from_sde_2m_eta(eta: float, /) -> float:
@@ -639,63 +619,13 @@ def from_sde_2m_eta(eta: float, /) -> float:
     >>> paths.from_sde_2m_eta(0.25)
     0.5
     """
-    if not (_number("eta", eta) >= 0.0):
-        msg = f"eta must be >= 0, got {eta!r}"
-        raise ValueError(msg)
-    return float(eta) ** 0.5
+    return number("eta", eta, least=0.0) ** 0.5
 
 
-def _path(name: str, schedule: Schedule | None, levels: Level, **functions: Any) -> Path:
-    start, stop = (Level(*(a[part] for a in levels)) for part in (slice(None, -1), slice(1, None)))
-    first, last = (Level(*(a[n, ...] for a in levels)) for n in (0, -1))
+def _path(name: str, schedule: Schedule | None, nodes: Level, **functions: Any) -> Path:
+    start, stop = (Level(*(a[part] for a in nodes)) for part in (slice(None, -1), slice(1, None)))
+    first, last = (Level(*(a[n, ...] for a in nodes)) for n in (0, -1))
     return Path(name=name, schedule=schedule, start=start, stop=stop, first=first, last=last, **functions)
-
-
-def _grid(t: Array, *, decreasing: bool) -> Array:
-    t = asfloat(t, "t")
-    xp = namespace(t)
-    if t.ndim != 1 or t.shape[0] < 2:
-        msg = f"t must have shape (N + 1,) with N >= 1, got {tuple(t.shape)}"
-        raise ValueError(msg)
-    known = concrete(t)
-    if known is not None:
-        steps = np.diff(known)
-        if not (np.isfinite(known).all() and ((steps < 0).all() or (not decreasing and (steps > 0).all()))):
-            kind = "strictly decreasing (noisy first)" if decreasing else "strictly monotone"
-            msg = f"t must be finite and {kind}, got {known}"
-            raise ValueError(msg)
-    return xp.astype(t, state_dtype(t) if is_jax(t) else xp.float64)
-
-
-def _levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
-    """Levels at `t`, in the array library that `t` and the parameters `beside` it share."""
-    if not isinstance(schedule, Schedule):
-        msg = f"schedule must be a Schedule, got {type(schedule).__name__}"
-        raise TypeError(msg)
-    t = _grid(t, decreasing=True)
-    known = concrete(t)
-    if known is not None and not (schedule.t_clean <= known[-1] and known[0] <= schedule.t_noise):
-        msg = (
-            f"t must lie in [{schedule.t_clean}, {schedule.t_noise}] for {schedule.name}, got {known[0]} to {known[-1]}"
-        )
-        raise ValueError(msg)
-    xp = namespace(t, *beside)
-    return schedule.level(t if xp is namespace(t) else xp.asarray(t))
-
-
-def _per_step(name: str, value: Array | float, like: Array, *, largest: float = np.inf) -> tuple[Array, bool]:
-    """`value` as an array of one entry a step, checked to lie in [0, largest]; and whether it may differ from 0."""
-    value = asfloat(value, name)
-    xp = namespace(value, like)
-    known = concrete(value)
-    if value.ndim > 1 or (value.ndim == 1 and value.shape != like.shape):
-        msg = f"{name} must be a number or have shape {tuple(like.shape)}, one for each step; got {tuple(value.shape)}"
-        raise ValueError(msg)
-    if known is not None and not ((known >= 0.0) & (known <= largest) & np.isfinite(known)).all():
-        bound = "finite and >= 0" if largest == np.inf else f"in [0, {largest:g}]"
-        msg = f"{name} must be {bound}, got {known}"
-        raise ValueError(msg)
-    return xp.broadcast_to(convert(value, like, like.dtype), like.shape), known is None or bool(known.any())
 
 
 def _movable(path: Path) -> Schedule:
@@ -708,17 +638,19 @@ def _movable(path: Path) -> Schedule:
     return path.schedule
 
 
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not np.isscalar(value) or not np.isfinite(value):
-        msg = f"{name} must be a finite number, got {value!r}"
-        raise ValueError(msg)
-    return float(value)
-
-
-def _choose(name: str, value: str, options: tuple[str, ...]) -> None:
-    if value not in options:
-        msg = f"{name} must be one of {options}, got {value!r}"
-        raise ValueError(msg)
+def _growth(rate: Any, integral: Any) -> Callable[[Array, Array], Array]:
+    """Integral of the rate from `start` to `stop`, arrays of any one shape."""
+    if integral is None and callable(rate):
+        return lambda start, stop: quadrature(rate, start, stop, 1)[0]
+    if integral is None:
+        constant = 0.0 if rate is None else number("rate", rate)
+        return lambda start, stop: constant * (stop - start)
+    for name, value in (("rate", rate), ("integral", integral)):
+        if value is not None and not callable(value):
+            msg = f"{name} must be a callable or None where integral is given, got {value!r}"
+            raise TypeError(msg)
+    antiderivative: Callable[[Array], Array] = integral
+    return lambda start, stop: antiderivative(stop) - antiderivative(start)
 
 
 def _check_exponent(growth: Array) -> None:
@@ -729,45 +661,3 @@ def _check_exponent(growth: Array) -> None:
             "take smaller steps or split off a constant rate"
         )
         raise ValueError(msg)
-
-
-def _chis(count: int, z: Array) -> tuple[Array, ...]:
-    """z j! phi_{j+1}(-z) for j < count: 0 at z = 0, 1 at infinity."""
-    xp = namespace(z)
-    infinite = xp.isinf(z)
-    finite = xp.where(infinite, xp.ones_like(z), z)
-    inside = phis(count, -finite)[1:]
-    return tuple(xp.where(infinite, xp.ones_like(z), finite * _FACTORIAL[j] * p) for j, p in enumerate(inside))
-
-
-def _times(factor: Array, h: Array) -> Array:
-    """factor * h, 0 where the factor is 0 even if h is infinite."""
-    xp = namespace(h)
-    return xp.where(factor == 0.0, xp.zeros_like(h), factor * xp.where(factor == 0.0, xp.ones_like(h), h))
-
-
-def _root(x: Array) -> Array:
-    """Square root, 0 below 0, with a finite derivative there."""
-    xp = namespace(x)
-    positive = x > 0.0
-    return xp.where(positive, xp.sqrt(xp.where(positive, x, xp.ones_like(x))), xp.zeros_like(x))
-
-
-def _log(x: Array) -> Array:
-    xp = namespace(x)
-    return xp.where(x == 0.0, xp.full_like(x, -xp.inf), xp.log(xp.where(x == 0.0, xp.ones_like(x), x)))
-
-
-def _log_snr(level: Level) -> Array:
-    return level.log_snr
-
-
-def _sigma_over_alpha(level: Level) -> Array:
-    return level.sigma / level.alpha
-
-
-def _alpha_over_sigma(level: Level) -> Array:
-    xp = namespace(level.sigma)
-    clean = level.sigma == 0.0
-    ratio = level.alpha / xp.where(clean, xp.ones_like(level.sigma), level.sigma)
-    return xp.where(clean, xp.full_like(ratio, xp.inf), ratio)
