@@ -354,7 +354,8 @@ def resolve(app: Sphinx, doctree: nodes.document, docname: str) -> None:
 
 
 def _details(app: Sphinx, docname: str, functions: list[Code], tests: list[Code]) -> nodes.Element:
-    summary = f"{_count(len(functions), 'function')} · {_count(len(tests), 'test')}"
+    counts = [_count(len(codes), word) for codes, word in ((functions, "function"), (tests, "test")) if codes]
+    summary = " · ".join(counts) or "no test"
     block = ledger_details("", ledger_summary("", summary), classes=["ledger"])
     for title, codes in (("Implemented by", functions), ("Tested by", tests)):
         if codes:
@@ -364,7 +365,7 @@ def _details(app: Sphinx, docname: str, functions: list[Code], tests: list[Code]
 
 
 def _count(n: int, word: str) -> str:
-    return f"{n or 'no'} {word}{'' if n == 1 else 's'}"
+    return f"{n} {word}{'' if n == 1 else 's'}"
 
 
 def _links(app: Sphinx, docname: str, codes: list[Code]) -> nodes.Element:
@@ -377,10 +378,11 @@ def _link(app: Sphinx, docname: str, code: Code) -> nodes.Element:
     uri = app.builder.get_relative_uri
     if code.path.startswith("tests/"):
         target = f"{uri(docname, _test_page(code.path))}#{code.name}"
-        text = f"{Path(code.path).name}::{code.name.replace('.', '::')}"
+        own = code.path == f"tests/{Path(docname).with_name(f'test_{Path(docname).name}.py').as_posix()}"
+        text = ("" if own else f"{Path(code.path).name}::") + code.name.replace(".", "::")
     else:
         entry = app.env.get_domain("py").objects.get(code.name)  # type: ignore[attr-defined]
-        text = code.name
+        text = code.name.removeprefix("diffnum.")
         if entry is None:
             return nodes.literal(text, text)
         target = f"{uri(docname, entry.docname)}#{entry.node_id}"
