@@ -248,19 +248,23 @@ class Mixture(Oracle):
     def _dimension(self) -> int:
         return int(self.means.shape[-1])
 
-    def _components(self, at: _Point) -> tuple[Array, Array, Array]:
-        """Log of weight times density, standardised residual and std of x_t, for each component."""
+    def _components(self, at: _Point) -> tuple[Array, Array, Array, Array]:
+        """Shifted log of weight times density, the shift, standardised residual and std of x_t, for each component."""
         weights, means, stds = at.parameters
         alpha, sigma = at.alpha[..., None], at.sigma[..., None]
         spread = at.xp.hypot(alpha * stds, sigma)
         residual = at.x[..., None, :] - alpha * means
         z = residual / spread
-        terms = z * z + 2.0 * at.xp.log(spread) + LOG_TWO_PI
-        return at.xp.log(weights / at.xp.sum(weights)) - 0.5 * at.xp.sum(terms, axis=-1), z, spread
+        squares = at.xp.sum(z * z, axis=-1)
+        # Far from all components the squares would swallow the log-weights; their differences do not.
+        least = _backend.constant(at.xp.min(squares, axis=-1, keepdims=True))
+        width = at.xp.sum(at.xp.broadcast_to(at.xp.log(spread), z.shape), axis=-1)
+        logs = at.xp.log(weights / at.xp.sum(weights)) - width - 0.5 * (squares - least)
+        return logs, -0.5 * (least[..., 0] + z.shape[-1] * LOG_TWO_PI), z, spread
 
     def _posterior(self, at: _Point) -> tuple[Array, Array, Array]:
         """Responsibilities, posterior means and standard deviations of the components."""
-        logs, z, spread = self._components(at)
+        logs, _, z, spread = self._components(at)
         _, means, stds = at.parameters
         gain = at.alpha[..., None] * stds / spread
         return _shares(at.xp, logs), means + gain * stds * z, stds * at.sigma[..., None] / spread
@@ -270,11 +274,12 @@ class Mixture(Oracle):
         return at.xp.sum(share * means, axis=-2)
 
     def _score(self, at: _Point) -> Array:
-        logs, z, spread = self._components(at)
+        logs, _, z, spread = self._components(at)
         return -at.xp.sum(_shares(at.xp, logs) * (z / spread), axis=-2)
 
     def _log_density(self, at: _Point) -> Array:
-        return logsumexp(self._components(at)[0])
+        logs, shift, _, _ = self._components(at)
+        return logsumexp(logs) + shift
 
     def _covariance(self, at: _Point) -> Array:
         share, means, stds = self._posterior(at)
@@ -322,7 +327,7 @@ class Empirical(Oracle):
         xp, residual = at.xp, at.alpha * self._sweep(at)[1] - at.x
         clean = at.sigma == 0
         sigma = xp.where(clean, xp.ones_like(at.sigma), at.sigma)
-        infinite = xp.where(residual == 0, xp.zeros_like(residual), xp.sign(residual) * math.inf)
+        infinite = xp.where(residual > 0, math.inf, xp.where(residual < 0, -math.inf, residual))
         return xp.where(clean, infinite, residual / sigma / sigma)
 
     def _log_density(self, at: _Point) -> Array:
@@ -645,9 +650,10 @@ def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
     :eq:`oracles-distance` and err by about 1e-16 |x - alpha m| |y - m| alpha/sigma^2, m the mean. Where it has not,
     that would be 1e-7 of the product: the squares of the differences are summed instead, with relative error 1e-7.
 
-    At alpha = 0 the denoiser is the data mean, at sigma = 0 the nearest data point (the mean of those at equal
-    distance); the log-density is then +inf on the data and -inf off them. In a compiled JAX program NumPy data are
-    constants: give large data as a JAX array.
+    At alpha = 0 the denoiser is the data mean, at sigma = 0 the nearest data point (the mean of several at the
+    same distance, up to rounding); the log-density is then +inf on the data and -inf off them. In a compiled JAX program NumPy data are
+    constants: give large data as a JAX array. `covariance` is a difference of second moments, with an error of the
+    rounding unit times the variance of the data.
 
     Examples
     --------
@@ -747,9 +753,10 @@ class _Point:
             msg = f"x must have shape (..., {size}), got {tuple(x.shape)}"
             raise ValueError(msg)
         alpha, sigma = _cast((level.alpha, level.sigma), self.x)
+        batch = tuple(x.shape[:-1])
         for name, value in (("alpha", alpha), ("sigma", sigma)):
-            if not _broadcasts(value.shape, x.shape[:-1]):
-                msg = f"level.{name} must broadcast against x[..., 0] of shape {tuple(x.shape[:-1])}, got {tuple(value.shape)}"
+            if not _broadcasts(value.shape, batch):
+                msg = f"level.{name} must broadcast against x[..., 0] of shape {batch}, got {tuple(value.shape)}"
                 raise ValueError(msg)
         self.alpha, self.sigma = alpha[..., None], sigma[..., None]
         self.parameters = _cast(oracle._parameters(), self.x)
