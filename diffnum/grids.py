@@ -47,7 +47,7 @@ def uniform(schedule: Schedule, /, steps: int) -> np.ndarray:
     >>> print(grids.uniform(schedules.rectified_flow(), 4))
     [1.   0.75 0.5  0.25 0.  ]
     """
-    return _checked(schedule, schedule.t_noise + _weights(steps) * (schedule.t_clean - schedule.t_noise), "uniform")
+    return _checked(schedule, _between(schedule.t_noise, schedule.t_clean, _count(steps)), "uniform")
 
 
 def uniform_log_snr(schedule: Schedule, /, steps: int) -> np.ndarray:
@@ -81,13 +81,13 @@ def uniform_log_snr(schedule: Schedule, /, steps: int) -> np.ndarray:
     >>> print(grids.uniform_log_snr(schedules.edm(sigma_min=0.01, sigma_max=100.0), 4).round(9))
     [1.e+02 1.e+01 1.e+00 1.e-01 1.e-02]
     """
-    weights = _weights(steps)
+    steps = _count(steps)
     noise, clean = _log_snr_ends(schedule)
     for end, value in (("t_noise", noise), ("t_clean", clean)):
         if math.isinf(value):
             msg = f"schedule must have finite log-SNR at {end}, got {value} for {schedule.name}; see schedules.truncate"
             raise ValueError(msg)
-    return _checked(schedule, schedule.time(noise + weights * (clean - noise)), "uniform_log_snr")
+    return _checked(schedule, schedule.time(_between(noise, clean, steps)), "uniform_log_snr")
 
 
 def uniform_angle(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0) -> np.ndarray:
@@ -128,14 +128,16 @@ def uniform_angle(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0)
     >>> print(grids.uniform_angle(schedules.rectified_flow(), 4).round(6))
     [1.       0.707107 0.5      0.292893 0.      ]
     """
-    inner = _weights(steps)[1:-1]
-    sigma_data = _positive("sigma_data", sigma_data)
+    steps, sigma_data = _count(steps), _positive("sigma_data", sigma_data)
     ends = schedule.level(np.asarray([schedule.t_noise, schedule.t_clean]))
     signal = ends.alpha * sigma_data
     # The angle and its complement are interpolated apart, so that each is accurate where it is small.
-    angle, rest = np.arctan2(ends.sigma, signal), np.arctan2(signal, ends.sigma)
-    ratio = np.sin(rest[0] + inner * (rest[1] - rest[0])) / np.sin(angle[0] + inner * (angle[1] - angle[0]))
-    return _checked(schedule, _with_ends(schedule.time(np.log(ratio / sigma_data))), "uniform_angle")
+    angle, complement = (
+        _between(float(noise), float(clean), steps)[1:-1]
+        for noise, clean in (np.arctan2(ends.sigma, signal), np.arctan2(signal, ends.sigma))
+    )
+    log_snr = np.log(np.sin(complement) / (sigma_data * np.sin(angle)))
+    return _checked(schedule, _with_ends(schedule.time(log_snr)), "uniform_angle")
 
 
 def karras(schedule: Schedule, /, steps: int, *, rho: float = 7.0) -> np.ndarray:
@@ -176,19 +178,17 @@ def karras(schedule: Schedule, /, steps: int, *, rho: float = 7.0) -> np.ndarray
     >>> print(grids.karras(schedules.edm(), 4).round(4))
     [8.00000e+01 1.75278e+01 2.51520e+00 1.69800e-01 2.00000e-03]
     """
-    inner = _weights(steps)[1:-1]
-    rho = _positive("rho", rho)
+    steps, rho = _count(steps), _positive("rho", rho)
     noise, clean = _log_snr_ends(schedule)
     if math.isinf(noise):
         msg = f"schedule must have alpha > 0 at t_noise, got alpha = 0 for {schedule.name}; see schedules.truncate"
         raise ValueError(msg)
-    first, last = math.exp(-noise / rho), math.exp(-clean / rho)
-    root = first + inner * (last - first)
-    return _checked(schedule, _with_ends(schedule.time(-rho * np.log(root))), "karras")
+    # In units of the largest, since exp(-noise / rho) may overflow.
+    root = _between(1.0, math.exp((noise - clean) / rho), steps)[1:-1]
+    return _checked(schedule, _with_ends(schedule.time(noise - rho * np.log(root))), "karras")
 
 
-def _weights(steps: int) -> np.ndarray:
-    """0, 1/steps, ..., 1."""
+def _count(steps: int) -> int:
     try:
         count = 0 if isinstance(steps, bool | np.bool_) else operator.index(steps)
     except TypeError:
@@ -196,7 +196,13 @@ def _weights(steps: int) -> np.ndarray:
     if count < 1:
         msg = f"steps must be an integer >= 1, got {steps!r}"
         raise ValueError(msg)
-    return np.arange(count + 1) / count
+    return count
+
+
+def _between(first: float, last: float, steps: int) -> np.ndarray:
+    """Equally spaced from `first` to `last`, as a sum of two parts: no rounding on the way to a small end."""
+    i = np.arange(steps + 1)
+    return first * ((steps - i) / steps) + last * (i / steps)
 
 
 def _log_snr_ends(schedule: Schedule) -> tuple[float, float]:
