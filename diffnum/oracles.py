@@ -650,10 +650,10 @@ def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
     :eq:`oracles-distance` and err by about 1e-16 |x - alpha m| |y - m| alpha/sigma^2, m the mean. Where it has not,
     that would be 1e-7 of the product: the squares of the differences are summed instead, with relative error 1e-7.
 
-    At alpha = 0 the denoiser is the data mean, at sigma = 0 the nearest data point (the mean of several at the
-    same distance, up to rounding); the log-density is then +inf on the data and -inf off them. In a compiled JAX program NumPy data are
-    constants: give large data as a JAX array. `covariance` is a difference of second moments, with an error of the
-    rounding unit times the variance of the data.
+    At alpha = 0 the denoiser is the data mean, at sigma = 0 the nearest data point (the mean of several at the same
+    distance, up to rounding); the log-density is then +inf on the data and -inf off them. In a compiled JAX program
+    NumPy data are constants: give large data as a JAX array. `covariance` is a difference of second moments, with an
+    error of the rounding unit times the variance of the data.
 
     Examples
     --------
