@@ -156,7 +156,7 @@ def helper():
 
 
 @pytest.mark.parametrize(
-    "mark, name",
+    ("mark", "name"),
     [("claim(LABEL)", "test_a"), ("claim()", "test_a"), ('claim(label="a")', "test_a"), ('claim("a")', "helper")],
 )
 def test_claims_that_say_nothing_are_problems(tmp_path, mark, name):

@@ -184,7 +184,7 @@ def check_alt(alt: str | None, caption: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "alt, caption",
+    ("alt", "caption"),
     [
         (None, ""),
         ("", ""),
