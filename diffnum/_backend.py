@@ -475,7 +475,8 @@ def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args:
             held = jax.lax.stop_gradient(out)
             return out, jax.jvp(lambda *a: twin(held, *a), primals, tangents)[1]
 
-        function = jax.custom_jvp(value)
+        # Under nested transformations JAX may hand over NumPy arrays.
+        function = jax.custom_jvp(lambda *a: value(*map(jax.numpy.asarray, a)))
         function.defjvp(rule)
         return function(*args)
     if any(array_api_compat.is_torch_array(a) for a in args):

@@ -193,8 +193,8 @@ def softmax_average(
         return _lazy_average(scores, values, n, _chunk_size(chunk, n, CHUNK_ELEMENTS // LAZY_CHUNK))
     scores = _backend.asfloat(scores, "scores")
     _check_shapes(scores, values)
-    xp = _backend.namespace(scores, values)
-    scores, values = xp.asarray(scores), xp.asarray(values)
+    scores, values = _beside(scores, values), _beside(values, scores)
+    xp = _backend.namespace(scores)
 
     def sweep(scores: Array, values: Array) -> tuple[Array, ...]:
         def read(begin: Any, length: int) -> Accumulator:
@@ -414,7 +414,7 @@ def _relative_to(peak: Array, scores: Array, values: Array | None, axis: int) ->
     total = xp.sum(terms, axis=axis)
     if values is None:
         return peak, total
-    values = xp.astype(xp.asarray(values), peak.dtype, copy=False)
+    values = xp.astype(_beside(values, scores), peak.dtype, copy=False)
     if values.ndim == 2:
         return peak, total, terms @ values
     return peak, total, (terms[..., None, :] @ values)[..., 0, :]
@@ -433,14 +433,20 @@ def _sweep(read: Callable[[Any, int], Accumulator], n: int, size: int) -> tuple[
 
 def _lazy_average(scores: Callable[[Array], Array], values: Array, n: int, size: int) -> Array:
     head = scores(_backend.slice_axis(values, 0, 1, -2))
-    xp = _backend.namespace(head, values)
-    values = xp.asarray(values)
+    values = _beside(values, head)
 
     def read(begin: Any, length: int) -> Accumulator:
         rows = _backend.slice_axis(values, begin, length, -2)
-        return _of_chunk(xp.asarray(scores(rows)), rows, -1)
+        return _of_chunk(_beside(scores(rows), rows), rows, -1)
 
-    return xp.astype(average(Accumulator(*_sweep(read, n, size))), head.dtype, copy=False)
+    mean = average(Accumulator(*_sweep(read, n, size)))
+    return _backend.namespace(mean).astype(mean, head.dtype, copy=False)
+
+
+def _beside(a: Array, b: Array) -> Array:
+    """`a` in the library of `b`, where `a` is the NumPy array of the two."""
+    xp = _backend.namespace(a, b)
+    return a if _backend.namespace(a) is xp else _backend.convert(a, b, _backend.state_dtype(b))
 
 
 def _chunk_size(chunk: int | None, n: int, batch: int) -> int:
