@@ -57,6 +57,10 @@ LARGEST_RATIO = 4.0
 """Its longest step over its shortest."""
 AFFINE = 1e5
 """Roundings, relative to the sum of its gains, by which a sampler may deviate from an affine map."""
+MIXTURE = ((-1.0, 1.5), (0.5, 0.7))
+"""Means and standard deviations of the mixture on the line; the weights are 0.3 and 0.7."""
+QUANTILES = (-1.3, -0.4, 0.2, 0.9)
+"""Where its paths start, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,7 @@ class Response:
 
 def impulse_response(
     sampler: Sampler,
-    path: Any,
+    path: Path,
     /,
     *,
     mean: Any,
@@ -338,7 +342,8 @@ def impulse_response(
 
     Notes
     -----
-    Three runs, with batches of 1, m + 1 and 2 samples. Under JAX the sampler must not be compiled as a whole, or the
+    Three runs, with batches of 1, m + 1 and 16 samples; the last, with random inputs of the size of x at the path's
+    first level, shows whether the map is affine. Under JAX the sampler must not be compiled as a whole, or the
     callable is traced once instead of called.
 
     Examples
@@ -372,10 +377,11 @@ def impulse_response(
     base, m = run(np.zeros((1, 1, mean.size)))
     ends, second = run(np.eye(m + 1)[..., None] * np.ones(mean.size))
     response = Response(base[0], ends[0] - base[0], ends[1:] - base[0])
-    inputs = np.random.default_rng(0).standard_normal((m + 1, 2, mean.size))
+    inputs = np.random.default_rng(0).standard_normal((m + 1, 16, mean.size))
+    inputs[0] = path.first.alpha * mean + np.hypot(path.first.alpha * std, path.first.sigma) * inputs[0]
     end, third = run(inputs)
     gains = np.concatenate([response.start[None], response.noise])
-    scale = np.abs(base) + np.sum(np.abs(gains), axis=0)
+    scale = np.abs(base) + np.max(np.sum(np.abs(gains[:, None] * inputs), axis=0))
     deviation = np.abs(end - base - np.einsum("jd,jbd->bd", gains, inputs))
     allowed = AFFINE * np.finfo(base.dtype).eps * scale
     if not (m == second == third and np.all(deviation <= allowed)):
@@ -542,7 +548,7 @@ class Problem:
             if kind == "random_ratio":
                 return random_ratio_nodes(t0, t1, steps)
             c = np.arange(steps + 1) / steps
-            return t0 + (t1 - t0) * (c if kind != "karras" else c * (2.0 + c) / 3.0)
+            return t0 + (t1 - t0) * (c if kind != "karras" else c * (1.0 + c) / 2.0)
         if kind == "random_ratio":
             coordinate = "log_snr" if "smooth-end" in self.tags else "angle"
             return random_ratio_grid(self.setting, steps, coordinate=coordinate)
@@ -551,7 +557,9 @@ class Problem:
     def path(self, t: Array) -> Path:
         """`paths.x0` on times `t`, `paths.velocity` if an end is singular, `paths.semilinear` for an equation."""
         if isinstance(self.setting, oracles.SemilinearProblem):
-            return paths.semilinear(t, integral=self.setting.integral)
+            constant = self.setting.rate_wave == 0.0
+            rate = float(self.setting.rate_mean) if constant else None
+            return paths.semilinear(t, rate, integral=None if constant else self.setting.integral)
         return (paths.x0 if "smooth-end" in self.tags else paths.velocity)(self.setting, t)
 
 
@@ -735,12 +743,13 @@ def _numpy(value: Any, name: str) -> np.ndarray:
 
 def _size(difference: np.ndarray, norm: Any) -> float:
     if callable(norm):
-        return float(norm(difference))
+        size: Any = norm(difference)
+        return float(size)
     if norm not in {"rms", "max"}:
         msg = f"norm must be 'rms', 'max' or a callable, got {norm!r}"
         raise ValueError(msg)
     if difference.size == 1:
-        return difference.item()
+        return float(np.sum(difference))
     return float(np.sqrt(np.mean(difference**2)) if norm == "rms" else np.max(np.abs(difference)))
 
 
@@ -942,20 +951,21 @@ def _gaussian(schedule: Schedule, mean: Sequence[float], std: Sequence[float]) -
 
 
 def _line(
-    schedule: Schedule,
-    means: tuple[float, float] = (-1.0, 1.5),
-    stds: tuple[float, float] = (0.5, 0.7),
-    *,
-    z: Any = None,
+    schedule: Schedule, means: tuple[float, float], stds: tuple[float, float], *, ends: Sequence[float] = ()
 ) -> dict[str, Any]:
+    """A mixture of two; with `ends` the starting points are found backward from there."""
     start, stop = _ends(schedule)
-    weights, centres, spreads = np.asarray([0.3, 0.7]), np.asarray(means), np.asarray(stds)
-    z = np.asarray([-1.3, -0.4, 0.2, 0.9] if z is None else z)
-    x = start.alpha * (weights @ centres) + np.hypot(start.alpha * 1.3, start.sigma) * z
+    mixture = (np.asarray([0.3, 0.7]), np.asarray(means), np.asarray(stds))
+    if ends:
+        reference = np.asarray(ends)
+        x = _quantile_map(mixture, reference, stop, start)
+    else:
+        x = start.alpha * (mixture[0] @ mixture[1]) + np.hypot(start.alpha * 1.3, start.sigma) * np.asarray(QUANTILES)
+        reference = _quantile_map(mixture, x, start, stop)
     return {
-        "denoise": oracles.mixture(weights, centres[:, None], spreads).denoise,
+        "denoise": oracles.mixture(mixture[0], mixture[1][:, None], mixture[2]).denoise,
         "x": x[:, None],
-        "reference": _quantile_map((weights, centres, spreads), x, start, stop)[:, None],
+        "reference": reference[:, None],
         "setting": schedule,
     }
 
@@ -989,15 +999,15 @@ _BANK: dict[str, tuple[tuple[str, ...], Callable[[], dict[str, Any]]]] = {
     "gaussian-ve": (("gaussian", "smooth-end"), lambda: _gaussian(_ve(), [0.8, -0.5, 0.3], [1.7, 0.6, 0.3])),
     "gaussian-vp": (("gaussian", "smooth-end"), lambda: _gaussian(_vp(), [0.8, -0.5, 0.3], [1.7, 0.6, 0.3])),
     "gaussian-unit": (("gaussian", "smooth-end", "vacuous"), lambda: _gaussian(_vp(), [0.0], [1.0])),
-    "mixture-ve": (("multimodal", "smooth-end"), lambda: _line(_ve())),
-    "mixture-vp": (("multimodal", "smooth-end"), lambda: _line(_vp())),
-    "mixture-flow": (("multimodal", "smooth-end"), lambda: _line(_flow())),
+    "mixture-ve": (("multimodal", "smooth-end"), lambda: _line(_ve(), *MIXTURE)),
+    "mixture-vp": (("multimodal", "smooth-end"), lambda: _line(_vp(), *MIXTURE)),
+    "mixture-flow": (("multimodal", "smooth-end"), lambda: _line(_flow(), *MIXTURE)),
     "mixture-plane": (("multimodal", "smooth-end"), lambda: _plane(_ve())),
     "mixture-stiff": (
         ("multimodal", "smooth-end", "stiff"),
-        lambda: _line(schedules.edm(sigma_min=0.1, sigma_max=10.0), (-3.0, 3.0), z=[-0.62, -0.48, 0.6]),
+        lambda: _line(schedules.edm(sigma_min=0.1, sigma_max=10.0), (-3.0, 3.0), (0.4, 0.4), ends=(-1.6, 1.5, 3.1)),
     ),
-    "mixture-ends": (("multimodal", "noise-end", "clean-end"), lambda: _line(schedules.rectified_flow())),
+    "mixture-ends": (("multimodal", "noise-end", "clean-end"), lambda: _line(schedules.rectified_flow(), *MIXTURE)),
     "semilinear-forward": (("semilinear",), lambda: _semilinear(-1.0, wave=2.0)),
     "semilinear-backward": (("semilinear",), lambda: _semilinear(-1.0, wave=2.0, t0=2.0, t1=0.0)),
     "semilinear-stiff": (("semilinear", "stiff"), lambda: _semilinear(-1e4, coupling=0.0)),
