@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -344,7 +344,7 @@ class Empirical(Oracle):
     def _covariance(self, at: _Point) -> Array:
         xp, size = at.xp, self.data.shape[1]
 
-        def moments(offsets: Array, _: Array) -> Array:
+        def moments(offsets: Array) -> Array:
             products = xp.reshape(offsets[:, :, None] * offsets[:, None, :], (-1, size * size))
             return xp.concat([offsets, products], axis=1)
 
@@ -352,46 +352,48 @@ class Empirical(Oracle):
         mean = both[..., :size]
         return xp.reshape(both[..., size:], (*mean.shape, size)) - mean[..., :, None] * mean[..., None, :]
 
-    def _sweep(
-        self, at: _Point, values: Callable[[Array, Array], Array] = lambda _, data: data, width: int | None = None
-    ) -> tuple[Array, Array]:
-        """Log of the sum of exp(-|x - alpha y|^2/(2 sigma^2)) over the data y, and the softmax average of `values`."""
-        xp = at.xp
-        centre, scale = at.parameters
-        x = xp.reshape(at.x, (-1, at.x.shape[-1]))
-        alpha, sigma = (xp.reshape(xp.broadcast_to(c, at.x[..., :1].shape), (-1, 1)) for c in (at.alpha, at.sigma))
-        # Below the floor the weights have reached their limit: one, or equal ones for points at equal distance.
-        exact = x.dtype == xp.float64
-        floor = xp.broadcast_to(scale * LIMIT[exact], sigma.shape)
-        sigma = xp.where(sigma > floor, sigma, xp.where(floor > 0, floor, xp.ones_like(floor)))
-        residual = x - alpha * centre
+    def _sweep(self, at: _Point, values: Any = None, width: int = 0) -> tuple[Array, Array]:
+        """Log of the sum of exp(-|x - alpha y|^2/(2 sigma^2)) over the data y, and a softmax average.
 
-        def scores(offsets: Array, half_squares: Array) -> Array:
-            if exact:
-                return alpha / sigma / sigma * (xp.matmul(residual, offsets.T) - alpha * half_squares)
-            # float32 would lose the difference of two large squares: take the square of the difference.
-            gap = (residual[:, None, :] - alpha[..., None] * offsets) / sigma[..., None]
-            return -0.5 * xp.sum(gap * gap, axis=-1)
-
-        count, width = self.data.shape[0], width or x.shape[1]
-        chunk = min(count, self.chunk or max(SHORTEST_CHUNK, CHUNK_NUMBERS // max(x.shape[0], width)))
+        What is averaged are the data, or ``values(offsets)`` with `width` columns.
+        """
+        xp, count = at.xp, self.data.shape[0]
+        x, alpha, sigma = self._flatten(at)
+        residual = x - alpha * at.parameters[0]
+        width = width or x.shape[1]
+        chunk = self.chunk or max(SHORTEST_CHUNK, CHUNK_NUMBERS // max(x.shape[0], width))
+        chunk = min(chunk, count)
         tables = (self.offsets, self.half_squares, self.data)
         tables = _cast(tables, x) if _backend.is_jax(x) else tables
 
         def read(state: Accumulator, begin: Any, size: int) -> Accumulator:
-            offsets, half_squares, data = _cast([_backend.slice_axis(a, begin, size, 0) for a in tables], x)
-            return update(state, scores(offsets, half_squares), values(offsets, data))
+            rows = [_backend.slice_axis(table, begin, size, 0) for table in tables]
+            offsets, half_squares, data = _cast(rows, x)
+            scores = _scores(residual, alpha, sigma, offsets, half_squares)
+            return update(state, scores, data if values is None else values(offsets))
 
-        first = (count - 1) % chunk + 1
-        zeros = xp.zeros((x.shape[0], width), dtype=x.dtype, device=array_api_compat.device(x))
-        state = read(start(x[:, 0])._replace(weighted=zeros), 0, first)
+        nothing = xp.zeros((x.shape[0], width), dtype=x.dtype, device=array_api_compat.device(x))
+        state, first = start(x[:, 0])._replace(weighted=nothing), (count - 1) % chunk + 1
+        state = read(state, 0, first)
         if first < count:
-            begins = xp.arange(first, count, chunk) if _backend.is_jax(x) else range(first, count, chunk)
-            state, _ = _backend.scan(lambda state, begin: (read(state, begin, chunk), None), state, begins, x)
+            begins = range(first, count, chunk)
+            begins = xp.asarray(list(begins)) if _backend.is_jax(x) else begins
+            state, _ = _backend.scan(lambda state, i: (read(state, i, chunk), None), state, begins, x)
         logs, shape = finish(state), at.x.shape[:-1]
-        if exact:
+        if x.dtype == xp.float64:
             logs = logs - 0.5 * xp.sum((residual / sigma) ** 2, axis=-1)
         return xp.reshape(logs, shape), xp.reshape(average(state), (*shape, width))
+
+    def _flatten(self, at: _Point) -> tuple[Array, Array, Array]:
+        """Points as rows, and their alpha and sigma as columns, sigma not below the floor of `LIMIT`."""
+        xp = at.xp
+        alpha, sigma, scale = (
+            xp.reshape(xp.broadcast_to(value, at.x[..., :1].shape), (-1, 1))
+            for value in (at.alpha, at.sigma, at.parameters[1])
+        )
+        floor = scale * LIMIT[at.x.dtype == xp.float64]
+        sigma = xp.where(sigma > floor, sigma, xp.where(floor > 0, floor, xp.ones_like(floor)))
+        return xp.reshape(at.x, (-1, at.x.shape[-1])), alpha, sigma
 
     def _draw(self, rng: Any, like: Array) -> Array:
         xp, count = _backend.namespace(like), self.data.shape[0]
@@ -647,7 +649,7 @@ def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
     -----
     Cost O(B N d) for B points x, memory O(chunk (B + d)) besides a centred copy of the data. Where the library has
     float64 (NumPy, PyTorch, JAX with x64; x itself may be float32) the log-weights come from the matrix product of
-    :eq:`oracles-distance` and err by about 1e-16 |x - alpha m| |y - m| alpha/sigma^2, m the mean. Where it has not,
+    :eq:`oracles-distance` and err by about 1e-16 ``|x - alpha m| |y - m| alpha/sigma^2``, m the mean. Where it has not,
     that would be 1e-7 of the product: the squares of the differences are summed instead, with relative error 1e-7.
 
     At alpha = 0 the denoiser is the data mean, at sigma = 0 the nearest data point (the mean of several at the same
@@ -830,6 +832,17 @@ def _inverse(xp: Any, value: Array) -> Array:
 def _shares(xp: Any, logs: Array) -> Array:
     """Posterior weights of the components, with an axis for the coordinates."""
     return xp.exp(logs - logsumexp(logs)[..., None])[..., None]
+
+
+def _scores(residual: Array, alpha: Array, sigma: Array, offsets: Array, half_squares: Array) -> Array:
+    """Log-weights of data for points, up to a term that does not depend on the datum in float64."""
+    xp = _backend.namespace(residual)
+    if residual.dtype == xp.float64:
+        products = xp.matmul(residual, offsets.T)
+        return alpha / sigma / sigma * (products - alpha * half_squares)
+    # float32 would lose the difference of two large squares: take the square of the difference.
+    gap = (residual[:, None, :] - alpha[..., None] * offsets) / sigma[..., None]
+    return -0.5 * xp.sum(gap * gap, axis=-1)
 
 
 def _principal_axes(matrix: Array) -> tuple[Array, Array]:

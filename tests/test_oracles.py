@@ -142,6 +142,7 @@ def check_against_quadrature(case: str, oracle: Any, alpha: float, sigma: float)
     "oracles-gaussian-density",
     "oracles-mixture",
     "oracles-mixture-weights",
+    "oracles-mixture-covariance",
 )
 @pytest.mark.parametrize("alpha, sigma", LEVELS)
 @pytest.mark.parametrize("case", CASES)
