@@ -1,0 +1,146 @@
+"""`python -m bench [--only NAME] [--quick] [--output FILE]`: measure, print tables, write JSON.
+
+Every figure is the median of interleaved repeats in this process, and every ratio is the median of ratios within a
+repeat. Run it on a machine that does nothing else: the load is in the JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bench.timing import Row, machine, row
+
+OUTPUT = Path(__file__).resolve().parent.parent / "_build" / "bench.json"
+COLUMNS = {
+    "over_bound": "/bound",
+    "over_hand_written": "/by hand",
+    "over_diffnum": "/diffnum",
+    "over_rival": "/rival",
+    "overhead": "overhead",
+    "peak_mb": "peak MB",
+    "memory_ratio": "memory",
+    "goal": "goal",
+    "met": "met",
+}
+
+
+def log_sum_exp(*, quick: bool) -> list[Row]:
+    """Rows of `bench.logsumexp`."""
+    from bench import logsumexp
+
+    rows = 128 if quick else logsumexp.ROWS
+    return [
+        row(
+            f"NumPy, float32, ({rows}, {logsumexp.TERMS}), time per call",
+            str(result["name"]),
+            rows * logsumexp.TERMS,
+            seconds=float(result["seconds"]),
+            unit="call",
+            over_rival=result["time_ratio"],
+            peak_mb=result["peak_mb"],
+            memory_ratio=result["memory_ratio"],
+        )
+        for result in logsumexp.run(rows=rows)
+    ]
+
+
+def scan(*, quick: bool) -> list[Row]:
+    """JAX against the bound and a hand-written scan."""
+    from bench import scan
+
+    return scan.run(quick=quick)
+
+
+def diffrax(*, quick: bool) -> list[Row]:
+    """JAX against diffrax."""
+    from bench import scan
+
+    return scan.run_diffrax(quick=quick)
+
+
+def loop(*, quick: bool) -> list[Row]:
+    """NumPy against a hand-written loop."""
+    from bench import loop
+
+    return loop.run(quick=quick)
+
+
+SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
+    "scan": (scan, "jax"),
+    "diffrax": (diffrax, "diffrax"),
+    "loop": (loop, None),
+    "logsumexp": (log_sum_exp, None),
+}
+"""Name -> function, and the optional package it needs."""
+
+
+def duration(seconds: float) -> str:
+    """A time with its unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if abs(seconds) >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def cell(name: str, value: object) -> str:
+    """A value as the tables show it."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    number = float(str(value))
+    if name == "overhead" or (name == "goal" and number < 1e-3):
+        return duration(number)
+    return f"{number:.3g}" if name == "peak_mb" else f"{number:.2f}"
+
+
+def table(rows: list[Row]) -> str:
+    """The rows of one section, aligned."""
+    names = [name for name in COLUMNS if any(name in line for line in rows)]
+    width = max(len(line["name"]) for line in rows)
+    head = f"{'floats':>12}  {'':{width}}  {'per ' + rows[0]['per']:>14}"
+    lines = [head + "".join(f"  {COLUMNS[name]:>9}" for name in names)]
+    for line in rows:
+        text = f"{line['size']:>12,}  {line['name']:{width}}  {duration(line['seconds']):>14}"
+        lines.append(text + "".join(f"  {cell(name, line.get(name)):>9}" for name in names))
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the sections asked for."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--only", action="append", choices=sorted(SECTIONS))
+    parser.add_argument("--quick", action="store_true", help="a tenth of the repeats, to see that it works")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args()
+    start = time.monotonic()
+    about = machine()
+    print(f"{about['cpu']}, {about['cores']} cores, load {about['load'][0]}")
+    rows: list[Row] = []
+    for name in options.only or SECTIONS:
+        measure, package = SECTIONS[name]
+        if package is not None:
+            try:
+                importlib.import_module(package)
+            except ImportError:
+                print(f"\n{name}: skipped, {package} is not installed")
+                continue
+        found = measure(quick=options.quick)
+        print(f"\n{found[0]['section']}\n{table(found)}", flush=True)
+        rows += found
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    missed = [f"{line['name']} ({line['size']:,})" for line in rows if line.get("met") is False]
+    print(f"\nbench: {time.monotonic() - start:.0f} s, written to {options.output}")
+    print(f"bench: goals missed: {', '.join(missed)}" if missed else "bench: all goals met")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
