@@ -22,6 +22,7 @@ __all__ = [
     "constant",
     "convert",
     "differentiate_as",
+    "exp_below",
     "is_jax",
     "namespace",
     "normal",
@@ -447,6 +448,27 @@ def slice_axis(x: Array, start: int | Array, size: int, axis: int) -> Array:
     index = [slice(None)] * x.ndim
     index[axis] = slice(start, start + size)
     return x[tuple(index)]
+
+
+def exp_below(x: Array, bound: float) -> Array:
+    """``exp(minimum(x, bound))``; a NumPy `x` is overwritten, which saves two temporaries of its size.
+
+    Parameters
+    ----------
+    x : array
+        A temporary of at least one dimension.
+    bound : float
+        Largest exponent.
+
+    Returns
+    -------
+    array
+        The exponentials.
+    """
+    xp = namespace(x)
+    if array_api_compat.is_numpy_array(x):
+        return np.exp(np.minimum(x, bound, out=x), out=x)
+    return xp.exp(xp.minimum(x, bound))
 
 
 def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args: Array) -> Any:

@@ -21,8 +21,8 @@ __all__ = ["Accumulator", "average", "finish", "logsumexp", "merge", "softmax_av
 
 Array = Any
 
-CHUNK_ELEMENTS = 2**20
-"""Elements in an automatic chunk: the fastest power of two for NumPy, a few MB of temporaries."""
+CHUNK_ELEMENTS = 2**21
+"""Elements in an automatic chunk: fastest for NumPy on 2,048 rows, 8 MB of float32."""
 
 SHORTEST_CHUNK = 128
 """Shortest automatic chunk, whatever the batch."""
@@ -75,7 +75,7 @@ def logsumexp(x: Array, /, *, axis: int | tuple[int, ...] | None = -1, chunk: in
     axis : int, tuple of int or None, optional
         Axes to sum over; None for all of them.
     chunk : int or None, optional
-        Number of elements of the axis (of the axes, flattened) read at a time, >= 1. None chooses about a million
+        Number of elements of the axis (of the axes, flattened) read at a time, >= 1. None chooses about two million
         elements in all.
 
     Returns
@@ -98,9 +98,9 @@ def logsumexp(x: Array, /, *, axis: int | tuple[int, ...] | None = -1, chunk: in
 
     Notes
     -----
-    Error bound: :eq:`logsumexp-bound`. One sweep; temporaries are two or three chunks. Several axes that are not adjacent
-    and last are copied. The gradient is the softmax, zero in rows that are all ``-inf``; it needs memory for its result
-    and one more array of that size.
+    Error bound: :eq:`logsumexp-bound`. One sweep; temporaries are one or two chunks, :eq:`logsumexp-memory`. Several axes
+    that are not adjacent and last are copied. The gradient is the softmax, :eq:`logsumexp-gradient`, and zero in rows
+    without a largest finite score; it needs memory for its result and one more array of that size.
 
     References
     ----------
@@ -145,8 +145,8 @@ def softmax_average(
     values : array
         Shape (N, d), or (..., N, d) with leading axes that broadcast against those of the scores.
     chunk : int or None, optional
-        Number of scores of a row handled at a time, >= 1. None chooses about a million scores in all (1,024 of each row
-        for a callable).
+        Number of scores of a row handled at a time, >= 1. None chooses about two million scores in all (1,024 of each
+        row for a callable).
 
     Returns
     -------
@@ -168,9 +168,9 @@ def softmax_average(
 
     Notes
     -----
-    Error: that of :eq:`logsumexp-average-bound`. Memory: the result and a few chunks of scores and values. Derivatives
-    with respect to an array of scores materialise it once more; with a callable JAX recomputes the chunks instead. The
-    matrix product runs at the precision which the array library is set to.
+    Error bound: :eq:`logsumexp-average-bound`. Memory: the result and one or two chunks of scores. Derivatives are those
+    of :eq:`logsumexp-average-gradient`; with respect to an array of scores they materialise it once more, with a callable
+    JAX recomputes the chunks instead. The matrix product runs at the precision which the array library is set to.
 
     References
     ----------
@@ -409,8 +409,9 @@ def _of_chunk(scores: Array, values: Array | None, axis: int) -> Accumulator:
 def _relative_to(peak: Array, scores: Array, values: Array | None, axis: int) -> tuple[Array, ...]:
     """Maximum, sum and weighted sum of a chunk whose maximum is known; no derivative is taken of the maximum."""
     xp = _backend.namespace(scores)
+    scores = xp.astype(scores, peak.dtype, copy=False)
     # The bound is met by scores of +inf only: it keeps their terms finite, equal, and all that remains.
-    terms = xp.exp(xp.minimum(xp.astype(scores, peak.dtype, copy=False) - xp.expand_dims(peak, axis=axis), 1.0))
+    terms = _backend.exp_below(scores - xp.expand_dims(peak, axis=axis), 1.0)
     total = xp.sum(terms, axis=axis)
     if values is None:
         return peak, total
