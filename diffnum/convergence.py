@@ -883,16 +883,16 @@ def _cause(order: int, studies: dict[str, Study], failed: dict[str, Study]) -> s
             "the error does not fall, so it solves another problem: a coefficient of the wrong end of the step "
             "(alpha_t for alpha_s), alpha taken for 1, rounded times, a last step cut short or a wrong noise variance"
         )
-    if any(math.isnan(o) for o in orders):
+    if any(math.isnan(o) for o in orders) and not all(slope < order - 0.25 for slope in lasts):
         return "the slopes have not settled: take more steps, or the method depends on the grid in an irregular way"
     if all(o > order for o in orders):
         return "the order is higher than claimed: state the higher one, or test on a problem that is less special"
     if set(failed) != set(studies) and "random_ratio" in failed:
         return (
             "it is right where the steps have equal or slowly changing lengths only: its weights ignore the ratio of "
-            "neighbouring steps (as fixed Adams-Bashforth weights do)"
+            "neighbouring steps, or take a wrong one (as fixed Adams-Bashforth weights do)"
         )
-    if order >= 3 and all(o > 1.5 for o in orders):
+    if order >= 3 and all(slope > 1.5 for slope in lasts):
         return (
             "order 2 and no more: a start by lower orders (1, 2, 3, ...), a divided difference that is not centred or "
             "lacks a factor, or weights that ignore the ratio of neighbouring steps"

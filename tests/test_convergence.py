@@ -874,7 +874,7 @@ def test_the_librarys_samplers_are_what_they_claim(name):
 @pytest.mark.claim("convergence-claim")
 def test_fixed_weights_pass_on_smooth_grids_and_fail_on_ratios():
     check_sampler(fixed_weights, order=2, kinds=("uniform_log_snr", "karras"), steps=STEPS)
-    with pytest.raises(OrderError, match="ignore the ratio of neighbouring steps") as caught:
+    with pytest.raises(OrderError, match="ignore the ratio of neighbouring steps, or take a wrong one") as caught:
         check_sampler(fixed_weights, order=2, steps=STEPS)
     studies = caught.value.studies
     assert studies["random_ratio"].order == pytest.approx(1.0, abs=SLOPE)
@@ -968,6 +968,8 @@ def test_tolerances(order, slope, passes):
         (2, (1.0, 2.0, 4.0), "the error grows"),
         (2, (1.0, 1.1, 1.0), "the error does not fall"),
         (2, (1.0, 0.5, 0.1), "the slopes have not settled"),
+        (2, (1.0, 0.25, 0.125), "order 1 where more is claimed"),
+        (3, (1.0, 0.125, 0.03), "order 2 and no more"),
         (2, (1.0, 0.5, 0.25), "order 1 where more is claimed"),
         (3, (1.0, 0.25, 0.0625), "order 2 and no more"),
         (3, (1.0, 0.5, 0.25), "order 1 where more is claimed"),
