@@ -3,10 +3,10 @@
 VENV ?= .venv
 JOBS ?= 2
 BUILD ?= _build
+PORT ?= 8000
 PY := $(VENV)/bin/python
 asked := $(if $(filter command% environment%,$(origin PYTHON)),$(PYTHON))
 SYSTEM_PYTHON := $(or $(asked),$(firstword $(shell command -v python3 python)))
-SPHINX := $(PY) -m sphinx -j $(JOBS) -n -W --keep-going -q -c . book
 
 export PYTHONDONTWRITEBYTECODE ?= 1
 
@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE ?= 1
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo "Variables: PYTHON (interpreter for a new .venv, 3.11 to 3.13), VENV (.venv), JOBS (2)"
+	@echo "Variables: PYTHON (interpreter for a new .venv, 3.11 to 3.13), VENV (.venv), JOBS (2), PORT (8000)"
 
 venv:
 	@$(SYSTEM_PYTHON) tools/bootstrap.py $(VENV) --python "$(asked)"
@@ -28,10 +28,10 @@ book: venv  ## build the site into _build/html
 	@$(PY) tools/book.py --jobs $(JOBS) $(BUILD)
 
 test: venv  ## run the tests, except the slow ones
-	@$(PY) -m pytest -n $(JOBS) -q -m "not slow"
+	@$(PY) -m pytest -n $(JOBS) -m "not slow"
 
 test-all: venv  ## run all tests, the site in a browser included (build the book first)
-	@$(PY) -m pytest -n $(JOBS) -q
+	@$(PY) -m pytest -n $(JOBS)
 
 lint: venv  ## ruff, types, numpydoc, import contract
 	@$(PY) tools/lint.py
@@ -48,9 +48,9 @@ mutants: venv  ## change the library line by line and count what the tests notic
 selftest: venv  ## plant faults and demand that the gates notice
 	@$(PY) tools/selftest.py
 
-serve: book  ## serve the site on http://127.0.0.1:8000
-	@echo "serving _build/html on http://127.0.0.1:8000 (stop: Ctrl-C)"
-	@$(PY) -m http.server -q --bind 127.0.0.1 --directory $(BUILD)/html 8000 2>/dev/null || $(PY) -m http.server --bind 127.0.0.1 --directory $(BUILD)/html 8000
+serve: book  ## build, then serve the site on http://127.0.0.1:8000
+	@echo "serving $(BUILD)/html on http://127.0.0.1:$(PORT) (stop: Ctrl-C)"
+	@$(PY) -m http.server --bind 127.0.0.1 --directory $(BUILD)/html $(PORT) >/dev/null 2>&1
 
 clean:  ## remove what the targets made, .venv excepted
 	@rm -rf $(BUILD) dist build .pytest_cache .ruff_cache .hypothesis .mutants* .import_linter_cache

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 from dataclasses import dataclass
 from typing import Any
+
+# Tests run in two processes and their arrays are small: more threads only get in each other's way.
+for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
 
 import numpy as np
 import pytest
@@ -17,6 +23,25 @@ except ImportError:
     jax = None
 else:
     jax.config.update("jax_enable_x64", True)
+
+
+try:
+    from hypothesis import settings
+except ImportError:
+    pass
+else:
+    # No deadline, since machines are shared; in CI the same examples every time.
+    settings.register_profile("house", deadline=None)
+    settings.register_profile("ci", deadline=None, derandomize=True)
+    settings.load_profile("ci" if os.environ.get("CI") else "house")
+
+
+def pytest_report_header() -> str:
+    """Say which array libraries the tests run on, since a missing one only shows as skipped tests."""
+    found = {name: importlib.util.find_spec(module.split(".")[0]) is not None for name, module in MODULES.items()}
+    absent = [name for name, there in found.items() if not there]
+    text = f"array libraries: {', '.join(name for name, there in found.items() if there)}"
+    return f"{text}; NOT INSTALLED, tests skipped: {', '.join(absent)}" if absent else text
 
 
 @dataclass(frozen=True)
