@@ -98,9 +98,9 @@ def logsumexp(x: Array, /, *, axis: int | tuple[int, ...] | None = -1, chunk: in
 
     Notes
     -----
-    Error bound: :eq:`logsumexp-bound`. One sweep; temporaries are one or two chunks, :eq:`logsumexp-memory`. Several axes
-    that are not adjacent and last are copied. The gradient is the softmax, :eq:`logsumexp-gradient`, and zero in rows
-    without a largest finite score; it needs memory for its result and one more array of that size.
+    Error bound: :eq:`logsumexp-bound`. One sweep; temporaries are one or two chunks, :eq:`logsumexp-memory`. Axes that
+    are not adjacent and last are copied if they are several. The gradient is the softmax, :eq:`logsumexp-gradient`, and
+    zero in rows without a largest finite score; it needs memory for its result and one more array of that size.
 
     References
     ----------
@@ -132,15 +132,13 @@ def logsumexp(x: Array, /, *, axis: int | tuple[int, ...] | None = -1, chunk: in
     return xp.astype(finish(Accumulator(*_backend.differentiate_as(sweep, whole, x))), x.dtype, copy=False)
 
 
-def softmax_average(
-    scores: Array | Callable[[Array], Array], values: Array, /, *, chunk: int | None = None
-) -> Array:
+def softmax_average(scores: Array | Callable[[Array], Array], values: Array, /, *, chunk: int | None = None) -> Array:
     r"""Average of `values` with weights ``softmax(scores)`` in one sweep, :eq:`logsumexp-average`.
 
     Parameters
     ----------
     scores : array or callable
-        Real scores, shape (..., N); or ``scores(rows) -> array (..., c)``, which computes the scores of the chunk `rows`
+        Real scores, shape (..., N); or ``scores(rows) -> array (..., c)``, which computes the scores of a chunk `rows`
         of `values`, so that (..., N) scores never exist.
     values : array
         Shape (N, d), or (..., N, d) with leading axes that broadcast against those of the scores.
@@ -151,8 +149,8 @@ def softmax_average(
     Returns
     -------
     array
-        Shape (..., d), library and dtype of the scores. A score of ``-inf`` has no weight; scores of +inf share all of it.
-        NaN in rows whose scores are all ``-inf``: there is nothing to average.
+        Shape (..., d), library and dtype of the scores. A score of ``-inf`` has no weight; scores of +inf share all of
+        it. NaN in rows whose scores are all ``-inf``: there is nothing to average.
 
     Raises
     ------
@@ -168,14 +166,14 @@ def softmax_average(
 
     Notes
     -----
-    Error bound: :eq:`logsumexp-average-bound`. Memory: the result and one or two chunks of scores. Derivatives are those
-    of :eq:`logsumexp-average-gradient`; with respect to an array of scores they materialise it once more, with a callable
-    JAX recomputes the chunks instead. The matrix product runs at the precision which the array library is set to.
+    Error bound: :eq:`logsumexp-average-bound`. Memory: the result and one or two chunks of scores. The derivatives,
+    :eq:`logsumexp-average-gradient`, materialise an array of scores once more; with a callable JAX recomputes the chunks
+    instead. The matrix product runs at the precision which the array library is set to.
 
     References
     ----------
-    Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018). Rabe and Staats, "Self-attention does not
-    need O(n^2) memory" (2021).
+    Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018). Rabe and Staats, "Self-attention does
+    not need O(n^2) memory" (2021).
 
     Examples
     --------
@@ -191,10 +189,9 @@ def softmax_average(
     n = values.shape[-2]
     if callable(scores):
         return _lazy_average(scores, values, n, _chunk_size(chunk, n, CHUNK_ELEMENTS // LAZY_CHUNK))
-    scores = _backend.asfloat(scores, "scores")
-    _check_shapes(scores, values)
-    scores, values = _beside(scores, values), _beside(values, scores)
-    xp = _backend.namespace(scores)
+    given = _backend.asfloat(scores, "scores")
+    _check_shapes(given, values)
+    given, values = _beside(given, values), _beside(values, given)
 
     def sweep(scores: Array, values: Array) -> tuple[Array, ...]:
         def read(begin: Any, length: int) -> Accumulator:
@@ -206,8 +203,8 @@ def softmax_average(
     def whole(state: tuple[Array, ...], scores: Array, values: Array) -> tuple[Array, ...]:
         return _relative_to(state[0], scores, values, -1)
 
-    state = Accumulator(*_backend.differentiate_as(sweep, whole, scores, values))
-    return xp.astype(average(state), scores.dtype, copy=False)
+    mean = average(Accumulator(*_backend.differentiate_as(sweep, whole, given, values)))
+    return _backend.namespace(mean).astype(mean, given.dtype, copy=False)
 
 
 def start(like: Array, /, *, features: int | None = None) -> Accumulator:
@@ -415,10 +412,10 @@ def _relative_to(peak: Array, scores: Array, values: Array | None, axis: int) ->
     total = xp.sum(terms, axis=axis)
     if values is None:
         return peak, total
-    values = xp.astype(_beside(values, scores), peak.dtype, copy=False)
-    if values.ndim == 2:
-        return peak, total, terms @ values
-    return peak, total, (terms[..., None, :] @ values)[..., 0, :]
+    rows = xp.astype(_beside(values, scores), peak.dtype, copy=False)
+    if rows.ndim == 2:
+        return peak, total, terms @ rows
+    return peak, total, (terms[..., None, :] @ rows)[..., 0, :]
 
 
 def _sweep(read: Callable[[Any, int], Accumulator], n: int, size: int) -> tuple[Array, ...]:
@@ -444,7 +441,7 @@ def _lazy_average(scores: Callable[[Array], Array], values: Array, n: int, size:
     return _backend.namespace(mean).astype(mean, head.dtype, copy=False)
 
 
-def _beside(a: Array, b: Array) -> Array:
+def _beside(a: Any, b: Any) -> Any:
     """`a` in the library of `b`, where `a` is the NumPy array of the two."""
     xp = _backend.namespace(a, b)
     return a if _backend.namespace(a) is xp else _backend.convert(a, b, _backend.state_dtype(b))
@@ -488,5 +485,6 @@ def _check_shapes(scores: Array, values: Array) -> None:
     for a, b in zip(reversed(scores.shape[:-1]), reversed(values.shape[:-2]), strict=False):
         fits = fits and (a == b or 1 in (a, b))
     if not fits:
-        msg = f"scores and values must have shapes (..., N) and (..., N, d), got {tuple(scores.shape)} and {tuple(values.shape)}"
+        shapes = f"{tuple(scores.shape)} and {tuple(values.shape)}"
+        msg = f"scores and values must have shapes (..., N) and (..., N, d), got {shapes}"
         raise ValueError(msg)

@@ -1,4 +1,4 @@
-"""Log-sum-exp and softmax averages against exact sums, derivatives against closed forms, and the usual mistakes beside them."""
+"""Log-sum-exp and softmax averages against exact sums; derivatives against closed forms; the usual mistakes beside them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from diffnum.logsumexp import (
 U = {"float64": 2.0**-53, "float32": 2.0**-24}
 
 ETA = 8
-"""Error of the libraries' exponential and logarithm in units of u: NumPy's float32 logarithm errs by 3.8 ulp = 7.7 u."""
+"""Error of the libraries' exponential and logarithm in units of u: NumPy's float32 log errs by 3.8 ulp = 7.7 u."""
 
 CLOSE = {"float64": 4e-14, "float32": 3e-5}
 """Short rows (37 terms): the bound of the chapter is below 200 u for any chunk, and scores are of order 10."""
@@ -91,7 +91,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def special_rows() -> np.ndarray:
-    """Rows of 37: ordinary, with -inf entries, all -inf, one +inf, a NaN, all at the lowest number, one term, far away."""
+    """Rows of 37: ordinary, with -inf entries, all -inf, one +inf, a NaN, a single term, far away."""
     x = 5 * np.random.default_rng(0).standard_normal((9, 37))
     x[1, [0, 3, 36]] = -np.inf
     x[2] = -np.inf
@@ -342,7 +342,14 @@ def test_average_in_every_library(dtype: str, backend: Backend) -> None:
 @pytest.mark.claim("logsumexp-average")
 @pytest.mark.parametrize(
     ("scores_shape", "values_shape"),
-    [((7,), (7, 2)), ((3, 7), (7, 2)), ((4, 3, 7), (7, 2)), ((3, 7), (3, 7, 2)), ((4, 3, 7), (3, 7, 2)), ((4, 1, 7), (1, 3, 7, 2))],
+    [
+        ((7,), (7, 2)),
+        ((3, 7), (7, 2)),
+        ((4, 3, 7), (7, 2)),
+        ((3, 7), (3, 7, 2)),
+        ((4, 3, 7), (3, 7, 2)),
+        ((4, 1, 7), (1, 3, 7, 2)),
+    ],
 )
 def test_average_broadcasts(scores_shape: tuple[int, ...], values_shape: tuple[int, ...], backend: Backend) -> None:
     rng = np.random.default_rng(10)
@@ -508,7 +515,8 @@ def test_under_jit_and_vmap() -> None:
         np.testing.assert_allclose(logsumexp(jax.numpy.asarray(x), chunk=chunk), y, rtol=1e-14)
         np.testing.assert_allclose(jax.jit(jax.vmap(partial(logsumexp, chunk=chunk)))(x), y, rtol=1e-14)
         z = softmax_average(x, values, chunk=chunk)
-        np.testing.assert_allclose(jax.jit(jax.vmap(lambda x, c=chunk: softmax_average(x, values, chunk=c)))(x), z, rtol=1e-12)
+        mapped = jax.jit(jax.vmap(lambda x, c=chunk: softmax_average(x, values, chunk=c)))(x)
+        np.testing.assert_allclose(mapped, z, rtol=1e-12)
         rows = jax.vmap(jax.grad(partial(logsumexp, chunk=chunk)))(x[:2])
         np.testing.assert_allclose(rows, softmax(x[:2]), rtol=1e-13)
 

@@ -145,7 +145,8 @@ def test_error_bound_of_horners_rule(k: int) -> None:
 def test_taylor_coefficients(k: int) -> None:
     assert phi(k, np.zeros(1))[0] == 1 / math.factorial(k)
     tiny = 2.0**-60
-    assert phi(k, np.asarray([tiny]))[0] == pytest.approx(1 / math.factorial(k) + tiny / math.factorial(k + 1), rel=2e-16)
+    linear = 1 / math.factorial(k) + tiny / math.factorial(k + 1)
+    assert phi(k, np.asarray([tiny]))[0] == pytest.approx(linear, rel=2e-16)
     z = np.linspace(-2.9, 2.9, 40)
     partial = sum(z**j / math.factorial(j + k) for j in range(60))
     np.testing.assert_allclose(phi(k, z), partial, rtol=2e-14)
@@ -308,7 +309,13 @@ def test_shapes_numbers_and_integers() -> None:
 
 # -- derivatives ------------------------------------------------------------------------------------------------------
 
-POINTS = [-700.0, -20.0, -SWITCH, np.nextafter(-SWITCH, 0), -1.0, -1e-9, 0.0, 1e-9, 0.5, np.nextafter(SWITCH, 0), SWITCH, 12.0]
+INSIDE = float(np.nextafter(SWITCH, 0))
+POINTS = [-700.0, -20.0, -SWITCH, -INSIDE, -1.0, -1e-9, 0.0, 1e-9, 0.5, INSIDE, SWITCH, 12.0]
+
+
+def by_quadrature(k: int, z: mp.mpf) -> mp.mpf:
+    """phi_k from its integral."""
+    return mp.quad(lambda u: mp.exp((1 - u) * z) * u ** (k - 1) / mp.factorial(k - 1), [0, 1]) if k else mp.exp(z)
 
 
 def identity(k: int, z: float) -> float:
@@ -322,7 +329,7 @@ def identity(k: int, z: float) -> float:
 def test_derivative_identity(k: int) -> None:
     for z in (-5.0, -0.3, 0.0, 4.0):
         with mp.workdps(40):
-            derivative = mp.diff(lambda x: mp.quad(lambda u: mp.exp((1 - u) * x) * u ** (k - 1) / mp.factorial(k - 1), [0, 1]) if k else mp.exp(x), z)
+            derivative = mp.diff(lambda x: by_quadrature(k, x), z)
         assert identity(k, z) == pytest.approx(float(derivative), rel=1e-12)
 
 
