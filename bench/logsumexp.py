@@ -1,8 +1,8 @@
 """Chunked log-sum-exp and softmax average against SciPy and the stored product: time and peak memory.
 
 ``python -m bench.logsumexp`` prints a table; ``run()`` returns its rows. Times are medians of interleaved repeats in
-one process. Peak memory is the largest resident set of a process that makes the inputs and calls the function once, minus
-that of a process that only makes the inputs.
+one process. Peak memory is the largest resident set of a process that makes the inputs and calls the function once,
+minus that of a process that only makes the inputs.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def softmax_average(scores: Array | Callable[[Array], Array], values: Array, /, 
     Notes
     -----
     Error bound: :eq:`logsumexp-average-bound`. Memory: the result and one or two chunks of scores. The derivatives,
-    :eq:`logsumexp-average-gradient`, materialise an array of scores once more; with a callable JAX recomputes the chunks
-    instead. The matrix product runs at the precision which the array library is set to.
+    :eq:`logsumexp-average-gradient`, materialise an array of scores once more; with a callable, JAX recomputes the
+    chunks instead. The matrix product runs at the precision which the array library is set to.
 
     References
     ----------

@@ -1,4 +1,4 @@
-"""Log-sum-exp and softmax averages against exact sums; derivatives against closed forms; the usual mistakes beside them."""
+"""Log-sum-exp and softmax averages against exact sums and closed forms, the usual mistakes beside them."""
 
 from __future__ import annotations
 
