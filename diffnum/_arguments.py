@@ -92,7 +92,7 @@ def grid(t: Array, *, decreasing: bool) -> Array:
 
 
 def per_step(name: str, value: Array, like: Array, *, largest: float = np.inf) -> tuple[Array, bool]:
-    """`value` as an array of one entry a step, and whether any entry may differ from 0.
+    """`value` as an array of one entry a step, in the library it shares with `like`; whether it may differ from 0.
 
     Parameters
     ----------
@@ -101,7 +101,7 @@ def per_step(name: str, value: Array, like: Array, *, largest: float = np.inf) -
     value : array or float
         A number, or an array of the shape of `like`; all in [0, largest].
     like : array, shape (N,)
-        Shape, library and dtype of the result.
+        Shape and dtype of the result.
     largest : float, optional
         Greatest allowed value.
 
@@ -127,6 +127,8 @@ def per_step(name: str, value: Array, like: Array, *, largest: float = np.inf) -
         bound = "finite and >= 0" if largest == np.inf else f"in [0, {largest:g}]"
         msg = f"{name} must be {bound}, got {known}"
         raise ValueError(msg)
+    # NumPy's grid meets another library's parameter there, where derivatives pass
+    like = like if namespace(like) is xp else xp.asarray(like)
     return xp.broadcast_to(convert(value, like, like.dtype), like.shape), known is None or bool(known.any())
 
 

@@ -307,7 +307,8 @@ def velocity(
 
     Notes
     -----
-    Regular at both ends, alpha = 0 and sigma = 0. One single step between them with eta = 0 gives ``(pi/2) D``.
+    Regular at both ends, alpha = 0 and sigma = 0. One single step between them, from x of unit variance, gives
+    ``sigma_data x + (pi/2) (D - centre) + centre``.
 
     References
     ----------
@@ -331,7 +332,7 @@ def velocity(
     power = strength**2
 
     def norm(level: Level) -> Array:
-        return xp.hypot(level.alpha * scale, level.sigma)
+        return namespace(level.alpha).hypot(level.alpha * scale, level.sigma)
 
     def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:
         ratio = norm(b) / norm(a)
@@ -344,33 +345,38 @@ def velocity(
         length = turn(a, b, scale)
         if not stochastic:
             return tuple(-norm(b) * length / (j + 1) for j in range(count))
-        end, steep = co_angle(b, scale)[:, None], power[steps][:, None]
+        end, steep = co_angle(b, scale), power[steps][:, None]
 
         def relative_sinc(v: Array) -> Array:
-            return xp.exp(steep * (xp.log(xp.sin(v * end) / xp.sin(end)) - xp.log(v)))
+            whole = end[:, None]
+            return xp.exp(steep * (xp.log(xp.sin(v * whole) / xp.sin(whole)) - xp.log(v)))
 
-        inside = power_moments(power[steps], log_quotient(co_angle(a, scale), end[:, 0], length), count, relative_sinc)
-        return tuple(-norm(b) * end[:, 0] * m for m in inside)
+        inside = power_moments(power[steps], log_quotient(co_angle(a, scale), end, length), count, relative_sinc)
+        return tuple(-norm(b) * end * m for m in inside)
 
     def target(level: Level) -> tuple[Array, Array]:
         n = norm(level)
         return level.alpha * scale / (n * level.sigma), -n / (scale * level.sigma)
 
+    def angle(level: Level) -> Array:
+        return namespace(level.alpha).atan2(level.sigma, level.alpha * scale)
+
     def at(s: Array) -> Level:
+        xp = namespace(s)
         return schedule.level_at(xp.log(xp.cos(s) / xp.sin(s)) - math.log(scale))
 
-    centred = not (isinstance(centre, int | float) and centre == 0)
+    point = finite("centre", centre)
     return _path(
         f"velocity({schedule.name}, {scale:g})",
         schedule,
         nodes,
-        coordinate=lambda level: xp.atan2(level.sigma, level.alpha * scale),
+        coordinate=angle,
         at=at,
         propagate=propagate,
         moments=moments,
         target=target,
         stochastic=stochastic,
-        centre=finite("centre", centre) if centred else None,
+        centre=None if isinstance(centre, int | float) and centre == 0 else point,
     )
 
 
@@ -493,7 +499,8 @@ def ancestral(path: Path, /, eta: Array | float = 1.0) -> Path:
     share, moves = per_step("eta", eta, path.start.t, largest=1.0)
     if not moves:
         return path
-    xp = namespace(path.start.t)
+    path = _beside(path, share)
+    xp = namespace(share)
     stop = path.stop.log_snr
     clean = xp.isinf(stop)
     shrunk = xp.exp(2.0 * (path.start.log_snr - xp.where(clean, xp.zeros_like(stop), stop)))
@@ -545,6 +552,7 @@ def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
     factor = number("s_noise", s_noise, above=0.0)
     if not moves:
         return path
+    path = _beside(path, increase)
     raised = schedule.level_at(path.start.log_snr - namespace(increase).log1p(increase))
     return replace(path, name=f"churned {path.name}", start=raised, gaps=True, gap_noise=factor)
 
@@ -577,8 +585,9 @@ def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
     [0.481541, 0.348969]
     """
     h = asfloat(h, "h")
-    xp = namespace(h)
     given, _ = per_step("eta", eta, h, largest=1.0)
+    xp = namespace(given)
+    h = h if namespace(h) is xp else xp.asarray(h)
     known = concrete(h)
     if known is not None and not (known > 0.0).all():
         msg = f"h must be > 0, got {known}"
@@ -636,6 +645,15 @@ def _movable(path: Path) -> Schedule:
         msg = f"path must be an ODE path on a schedule whose steps join, got {path.name}"
         raise ValueError(msg)
     return path.schedule
+
+
+def _beside(path: Path, value: Array) -> Path:
+    """The path with its levels in the array library of `value`."""
+    xp = namespace(value)
+    if namespace(path.start.t) is xp:
+        return path
+    nodes = {name: Level(*map(xp.asarray, getattr(path, name))) for name in ("start", "stop", "first", "last")}
+    return replace(path, **nodes)
 
 
 def _growth(rate: Any, integral: Any) -> Callable[[Array, Array], Array]:
