@@ -60,8 +60,9 @@ def phi(k: int, z: Array, /) -> Array:
 
     Notes
     -----
-    Relative error at most 1.1e-15 in float64 for z in [-1e3, 700] (k = 0: z > -700), a few ulp in float32. Cost: one
-    exponential and 31 multiply-adds an element. Derivatives of the result are those of :eq:`phi-derivative`.
+    The integrals of :eq:`phi-integral` and :eq:`phi-moments`. Relative error at most 1.1e-15 in float64 for z in
+    [-1e3, 700] (k = 0: z > -700), a few ulp in float32, by :eq:`phi-horner` and :eq:`phi-error`; limits
+    :eq:`phi-limits`; derivatives :eq:`phi-derivative`. Cost: one exponential and 31 multiply-adds an element.
 
     References
     ----------
