@@ -126,8 +126,6 @@ def phis(k: int, z: Array, /) -> tuple[Array, ...]:
     """
     k = _index(k)
     z, wide = _widen(z)
-    if k == 0:
-        return (_narrow(z, _exp(wide)),)
     near, inner, outer, over = _regions(wide)
     low, high = _downward(k, inner), _upward(k, outer)
     rest = (_narrow(z, _join(near, over, wide, low[j], high[j])) for j in range(1, k + 1))
