@@ -748,6 +748,86 @@ def test_the_bank():
     assert backward.t1 < backward.t0
 
 
+VE, VP, FLOW = ("ve", 2.0, 0.1), ("vp", 0.7, 0.05), ("flow", 0.7, 0.08)
+LINE = ([0.3, 0.7], [[-1.0], [1.5]], [[0.5], [0.7]])
+DEFINITIONS = {
+    "gaussian-ve": (VE, [1.0], [[0.8, -0.5, 0.3]], [[1.7, 0.6, 0.3]]),
+    "gaussian-vp": (VP, [1.0], [[0.8, -0.5, 0.3]], [[1.7, 0.6, 0.3]]),
+    "gaussian-unit": (VP, [1.0], [[0.0]], [[1.0]]),
+    "mixture-ve": (VE, *LINE),
+    "mixture-vp": (VP, *LINE),
+    "mixture-flow": (FLOW, *LINE),
+    "mixture-plane": (
+        VE, [0.5, 0.3, 0.2], [[1.5, 0.0], [-1.0, 1.0], [0.0, -1.5]], [[0.5, 0.5], [0.7, 0.7], [0.4, 0.4]],
+    ),
+    "mixture-stiff": (("ve", 10.0, 0.1), [0.3, 0.7], [[-3.0], [3.0]], [[0.4], [0.4]]),
+    "mixture-ends": (("flow", 1.0, 0.0), *LINE),
+}  # fmt: skip
+"""The diffusions of the bank: geometry and ends of the schedule, weights, means, standard deviations."""
+
+
+@pytest.mark.parametrize("problem", [p for p in BANK if p.name in DEFINITIONS], ids=lambda problem: problem.name)
+def test_the_bank_does_not_change(problem):
+    """Published slopes refer to it. The denoiser is written out with loops, the starting points by what they mean."""
+    (geometry, t_noise, t_clean), weights, means, stds = DEFINITIONS[problem.name]
+    schedule = problem.setting
+    assert (schedule.geometry, schedule.t_noise, schedule.t_clean) == (geometry, t_noise, t_clean)
+    a, s = 0.8, 0.6
+    for x in np.random.default_rng(3).normal(size=(4, len(means[0]))):
+        share, value = [], []
+        for w, m, d in zip(weights, means, stds, strict=True):
+            total = [(a * dk) ** 2 + s**2 for dk in d]
+            exponent = sum((xk - a * mk) ** 2 / tk for xk, mk, tk in zip(x, m, total, strict=True))
+            share.append(w * math.exp(-exponent / 2) / math.sqrt(math.prod(total)))
+            value.append([mk + a * dk**2 / tk * (xk - a * mk) for xk, mk, dk, tk in zip(x, m, d, total, strict=True)])
+        expected = np.asarray(share) @ np.asarray(value) / sum(share)
+        np.testing.assert_allclose(problem.denoise(x, Level(0.5, a, s)), expected, rtol=1e-12)
+    start = schedule.level(t_noise)
+    mean, spread = start.alpha * np.asarray(means), np.hypot(start.alpha * np.asarray(stds), start.sigma)
+    if len(weights) == 1:
+        np.testing.assert_allclose(problem.x, mean + spread * np.asarray([[-1.5], [0.0], [1.5]]), rtol=1e-14)
+    elif problem.name == "mixture-plane":
+        assert problem.x.tolist() == [[0.5, 0.4], [-1.2, 1.9], [0.3, -2.2], [2.5, 0.1]]
+    elif problem.name == "mixture-stiff":
+        assert problem.reference.ravel().tolist() == [-1.6, 1.5, 3.1]
+    else:
+        z = (problem.x.ravel() - start.alpha * 0.75) / np.hypot(start.alpha * 1.3, start.sigma)
+        np.testing.assert_allclose(z, [-1.3, -0.4, 0.2, 0.9], rtol=1e-12)
+
+
+def test_the_equations_of_the_bank():
+    expected = {
+        "forward": (-1.0, 2.0, 1.0, 0.0, 2.0),
+        "backward": (-1.0, 2.0, 1.0, 2.0, 0.0),
+        "stiff": (-1e4, 0.0, 0.0, 0.0, 2.0),
+    }
+    for name, numbers in expected.items():
+        (problem,) = problems(f"semilinear-{name}")
+        equation = problem.setting
+        parameters = (equation.rate_mean, equation.rate_wave, equation.coupling, equation.t0, equation.t1)
+        assert tuple(map(float, parameters)) == numbers
+        np.testing.assert_allclose(problem.x, np.cos(equation.t0 + equation.phases)[None], rtol=1e-15)
+        np.testing.assert_allclose(problem.reference, np.cos(equation.t1 + equation.phases)[None], rtol=1e-15)
+
+
+@pytest.mark.claim("convergence-order")
+def test_the_stiff_equation_is_solved_by_its_own_path():
+    """Prothero and Robinson's equation: with the linear part exact, order 2 shows at steps that make Euler explode."""
+    (problem,) = problems("semilinear-stiff")
+    result = study(
+        lambda n: solvers.ab2(problem.denoise, problem.x, problem.path(problem.grid(n))),
+        (24, 48, 96),
+        problem.reference,
+    )
+    assert result.order == pytest.approx(2.0, abs=SLOPE)
+
+    def whole(y, level):
+        return problem.denoise(y, level) + problem.setting.rate(level.t) * y
+
+    explicit = solvers.ab1(whole, problem.x, paths.semilinear(problem.grid(24)))
+    assert np.max(np.abs(explicit)) > 1e6
+
+
 def test_grids_of_a_problem():
     (ve,), (ends,), (equation,) = problems("mixture-ve"), problems("mixture-ends"), problems("semilinear-backward")
     np.testing.assert_array_equal(ve.grid(12, "karras"), grids.karras(ve.setting, 12))
