@@ -208,13 +208,15 @@ def assemble(path: Path, plan: Sequence[Method]) -> Table:
     Raises
     ------
     ValueError
-        If `plan` has the wrong length or a method looks further back than there are steps.
+        If `plan` has the wrong length, a method looks further back than there are steps, or is no method.
     """
     plan = list(plan)
     if len(plan) != path.steps:
         msg = f"plan must hold one method for each of the {path.steps} steps, got {len(plan)}"
         raise ValueError(msg)
     first_rows = np.concatenate([[0], np.cumsum([len(m.stages) for m in plan])]).astype(int)
+    for method, _ in itertools.groupby(plan):
+        _check(method)
     blocks = []
     for method, group in itertools.groupby(range(len(plan)), key=plan.__getitem__):
         steps = list(group)
@@ -245,6 +247,20 @@ def assemble(path: Path, plan: Sequence[Method]) -> Table:
     )
 
 
+def _check(method: Method) -> None:
+    c = method.stages
+    if not (c and c[0] == 0.0 and c[-1] <= 1.0 and all(a <= b for a, b in itertools.pairwise(c))):
+        msg = f"method must have stages that start at 0 and rise to at most 1, got {c} for {method.name}"
+        raise ValueError(msg)
+    known = [nodes and len(set(nodes)) == len(nodes) and max(nodes) <= m for m, nodes in enumerate(method.nodes)]
+    if not (len(known) == len(c) and all(known)):
+        msg = (
+            "method must interpolate at each stage through distinct values that are known there, "
+            f"got {method.nodes} for {method.name}"
+        )
+        raise ValueError(msg)
+
+
 def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> _Block:
     xp = namespace(path.start.t)
     count = steps.stop - steps.start
@@ -257,7 +273,7 @@ def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> 
     here, here_bias = start, None
     carries, noises, biases, weights, sources = [], [], [], [], []
     for m, (goal, nodes) in enumerate(zip(goals, method.nodes, strict=True)):
-        reached = _interpolation_weights(path, start, goal, origin, steps, nodes, levels)
+        reached = _interpolation_weights(path, start, goal, origin, steps, nodes=nodes, levels=levels)
         carry, noise = path.propagate(here, goal, steps)
         row = {j: reached.get(j, 0.0) - carry * known[j] if j in known else reached[j] for j in {*reached, *known}}
         bias = None
@@ -296,7 +312,7 @@ def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> 
 
 
 def _interpolation_weights(
-    path: Path, start: Level, goal: Level, origin: Array, steps: slice, nodes: tuple[int, ...], levels: list[Level]
+    path: Path, start: Level, goal: Level, origin: Array, steps: slice, *, nodes: tuple[int, ...], levels: list[Level]
 ) -> dict[int, Array]:
     """Integral of K times the Lagrange basis through `nodes`, from `start` to `goal`."""
     moments = path.moments(start, goal, len(nodes), steps)
@@ -337,7 +353,9 @@ def _offset(path: Path, level: Level) -> Array:
 def _bridge(path: Path, a: Level, b: Level) -> tuple[Array, Array]:
     """Forward kernel from `a` up to `b`: factor and standard deviation; exactly 1 and 0 where they are one level."""
     xp = namespace(a.t)
-    same = (a.alpha == b.alpha) & (a.sigma == b.sigma)
+    # levels that went to log-SNR and back differ by roundings, whose square root would be noise
+    rounding = 64.0 * float(xp.finfo(a.alpha.dtype).eps)
+    same = (xp.abs(a.alpha - b.alpha) <= rounding * b.alpha) & (xp.abs(a.sigma - b.sigma) <= rounding * b.sigma)
     scale = xp.where(same, xp.ones_like(a.alpha), b.alpha / xp.where(same, xp.ones_like(a.alpha), a.alpha))
     h = xp.where(same, xp.zeros_like(a.alpha), a.log_snr) - xp.where(same, xp.zeros_like(a.alpha), b.log_snr)
     variance = -xp.expm1(-2.0 * h)

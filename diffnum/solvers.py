@@ -285,10 +285,9 @@ def solve(
     (end, _), states = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
     if not trajectory:
         return xp.astype(end, dtype, copy=False)
-    first = xp.astype(y, dtype, copy=False)[None, ...]
     if _backend.is_jax(x):
-        return xp.concat([first, states[table.end]])
-    return xp.concat([first, xp.stack([states[r] for r in table.end])])
+        return xp.concat([x[None, ...], states[table.end]])
+    return xp.stack([x, *(states[r] for r in table.end)])
 
 
 def ab1(
@@ -624,9 +623,10 @@ def _rows(table: Table, x: Array, state: Any) -> Any:
 
 def _floating(x: Array, table: Table) -> Array:
     """`x` as an array; of JAX if the table is still being traced."""
-    as_array = _backend.asfloat(x)
-    if not isinstance(x, float) and as_array.dtype != namespace(x).asarray(x).dtype:
-        msg = f"x must have a floating-point dtype, got {namespace(x).asarray(x).dtype}"
+    given = x if hasattr(x, "dtype") else np.asarray(x)
+    as_array = _backend.asfloat(given)
+    if as_array.dtype != given.dtype:
+        msg = f"x must have a floating-point dtype, got {given.dtype}"
         raise TypeError(msg)
     if concrete(table.carry) is None:
         return namespace(table.carry).asarray(as_array)
@@ -655,11 +655,10 @@ def _checked(value: Any, x: Array) -> Array:
 
 
 def _order(order: Any) -> int:
-    try:
-        order = operator.index(order)
-    except TypeError:
+    if isinstance(order, bool) or not hasattr(order, "__index__"):
         msg = f"order must be an integer from 1 to 4, got {order!r}"
-        raise TypeError(msg) from None
+        raise TypeError(msg)
+    order = operator.index(order)
     if not 1 <= order <= 4:
         msg = f"order must be an integer from 1 to 4, got {order!r}"
         raise ValueError(msg)
