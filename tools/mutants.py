@@ -19,9 +19,11 @@ Not mutated, since no test of values can or should notice:
 - decorators, imports, the `/` and `*` of a signature;
 - `strict=` of zip (it only guards), `copy=` of astype and `prevent_cse=` (they only cost time).
 
-Nothing else is excluded: a mutant that equals the original in value (a threshold between two formulas that agree
-there, say) counts as a survivor. Needs os.fork, so Linux or macOS. Exit status 1 if one of the modules in REQUIRED
-is under THRESHOLD.
+Beside these rules, tools/equivalent_mutants.toml lists, with a reason each, mutants that compute the same as the
+original (one more term of a series that has converged, say). They are left out of the score and counted in the table;
+with --all they are tried too, and one that is killed is an error, as is an entry that matches no mutant. Any other
+equivalent mutant counts as a survivor. Needs os.fork, so Linux or macOS. Exit status 1 if one of the modules in
+REQUIRED is under THRESHOLD.
 """
 
 from __future__ import annotations
@@ -35,11 +37,13 @@ import math
 import multiprocessing
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+import tomllib
 import traceback
 import warnings
 from collections import Counter
@@ -122,9 +126,10 @@ OPERATORS = [f"core/Replace{kind}_{pair.replace(' ', '_')}" for kind, pair in PA
 AUGMENTED = {"+=": "-=", "-=": "+=", "*=": "/=", "/=": "*="}
 """Cosmic Ray leaves augmented assignments alone."""
 
+EQUIVALENT = "tools/equivalent_mutants.toml"
 QUIET_KEYWORDS = {"strict", "copy", "prevent_cse"}
 IGNORED = shutil.ignore_patterns(
-    ".*", "_build", "_static", "dist", "build", "__pycache__", "*.egg-info", "node_modules", "shared"
+    ".*", "_build", "_static", "dist", "build", "__pycache__", "*.egg-info", "node_modules"
 )
 
 # -- which changes -----------------------------------------------------------------------------------------------------
@@ -234,7 +239,7 @@ def change(before: str, after: str) -> str:
 class Baseline:
     """What the unchanged module's tests did in this worker."""
 
-    seconds: float
+    seconds: float  # of CPU time: other programs on the machine do not stretch it
     durations: dict[str, float]
     kills: Counter
     problem: str = ""
@@ -252,12 +257,16 @@ class Outcome(NamedTuple):
 
 COPY = Path()
 BASELINES: dict[str, Baseline] = {}
-FOLDER: tempfile.TemporaryDirectory | None = None
+SLACK = 10.0
+"""Seconds of CPU time that a fork may take beyond three times those of the unchanged tests."""
+
+PATIENCE = 10.0
+"""A fork may take this many times its CPU time before it counts as asleep."""
 
 
 def start_worker(snapshot: str) -> None:
     """Import the libraries and make this worker's copy of the checkout."""
-    global COPY, FOLDER  # noqa: PLW0603  a worker process is this module's state
+    global COPY  # noqa: PLW0603  a worker process is this module's state
     import importlib
 
     sys.dont_write_bytecode = True
@@ -271,8 +280,7 @@ def start_worker(snapshot: str) -> None:
     # the same examples for every mutant, none remembered
     settings.register_profile("mutants", derandomize=True, database=None, deadline=None)
     settings.load_profile("mutants")
-    FOLDER = tempfile.TemporaryDirectory(prefix="mutants-")
-    COPY = Path(FOLDER.name) / "checkout"
+    COPY = Path(tempfile.mkdtemp(dir=Path(snapshot).parent)) / "checkout"
     shutil.copytree(snapshot, COPY)
 
 
@@ -326,56 +334,55 @@ def log_tail() -> str:
 def run_tests(
     module: str, file: str, source: str, base: Baseline
 ) -> tuple[int | None, dict[str, tuple[bool, float]], float]:
-    """Exit status of pytest (None: too slow), test -> (failed, seconds), and seconds; the copy is restored after."""
+    """Exit status of pytest (None: too slow), test -> (failed, seconds), and CPU time; the copy is restored after."""
     target = COPY / "diffnum" / file
     original = target.read_text(encoding="utf-8")
     report = COPY.parent / "report.json"
     report.unlink(missing_ok=True)
-    limit = 900.0 if math.isinf(base.seconds) else 3.0 * base.seconds + 20.0
+    limit = 600 if math.isinf(base.seconds) else math.ceil(3.0 * base.seconds + SLACK)
     target.write_text(source, encoding="utf-8")
-    start = time.monotonic()
     try:
         pid = os.fork()
         if pid == 0:
-            in_fork(module, base, report)
-        code = wait(pid, start + limit)
+            in_fork(module, base, report, limit)
+        code, seconds = wait(pid, time.monotonic() + PATIENCE * limit)
     finally:
         target.write_text(original, encoding="utf-8")
-    seconds = time.monotonic() - start
     tests = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     return code, {name: tuple(value) for name, value in tests.items()}, seconds
 
 
-def wait(pid: int, deadline: float) -> int | None:
-    """Exit status of a fork; None, and the fork's processes killed, where the deadline passes."""
+def wait(pid: int, deadline: float) -> tuple[int | None, float]:
+    """Exit status and CPU time of a fork; the status is None if it used up its time or the deadline passed."""
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        if time.monotonic() > deadline:
+        done, status, usage = os.wait4(pid, os.WNOHANG)
+        if not done and time.monotonic() > deadline:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            return None
+            done, status, usage = os.wait4(pid, 0)
+            status = signal.SIGXCPU
+        if done:
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == -signal.SIGXCPU else code, usage.ru_utime + usage.ru_stime
         time.sleep(0.005)
 
 
-def in_fork(module: str, base: Baseline, report: Path) -> None:
-    """Run pytest on the copy, in a process that then ends."""
+def in_fork(module: str, base: Baseline, report: Path, limit: int) -> None:
+    """Run pytest on the copy for at most `limit` seconds of CPU time, in a process that then ends."""
     status = 70
     try:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
         log = os.open(COPY.parent / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.chdir(COPY)
         sys.path[:] = [str(COPY), *(path for path in sys.path if path not in {"", str(ROOT), str(ROOT / "tools")})]
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # a third of a second of each fork
         import pytest
 
         recorder = Recorder(base, report)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", "not slow", "--rootdir", str(COPY)]
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--rootdir", str(COPY)]
         options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # hypothesis is imported already
         status = int(pytest.main([*options, *test_files(module)], plugins=[recorder]))
         loaded = sys.modules.get("diffnum")
@@ -423,48 +430,112 @@ def interval(killed: int, tried: int) -> tuple[float, float]:
     return (centre - half) / (1 + z * z / tried), (centre + half) / (1 + z * z / tried)
 
 
-def plan(snapshot: Path, options: argparse.Namespace) -> tuple[list[tuple[str, Mutant]], dict[str, int]]:
-    """(module, mutant) pairs to try, and how many mutants each module has."""
-    tasks, totals = [], {}
-    for module in options.module or MODULES:
-        files = [file for file in MODULES[module] if (snapshot / "diffnum" / file).exists()]
-        if not files or not (snapshot / f"tests/test_{module}.py").exists():
-            print(f"{module}: no module or no test file yet")
+class Plan(NamedTuple):
+    """What to try in a module: `total` mutants exist, `equivalent` of them are known to change nothing."""
+
+    module: str
+    total: int
+    equivalent: frozenset[Mutant]
+    chosen: list[Mutant]
+    stale: list[str]
+
+
+def plan(module: str, snapshot: Path, options: argparse.Namespace) -> Plan:
+    """Choose the mutants of a module."""
+    sources = {file: (snapshot / "diffnum" / file) for file in MODULES[module]}
+    sources = {file: path.read_text(encoding="utf-8") for file, path in sources.items() if path.exists()}
+    every = [mutant for file, source in sources.items() for mutant in mutants_of(file, source)]
+    known, stale = equivalents(sources, every, snapshot / EQUIVALENT)
+    chosen = every if options.all else [mutant for mutant in every if mutant not in known]
+    size = options.sample or SAMPLE[module in REQUIRED]
+    if not options.all and len(chosen) > size:
+        chosen = random.Random(f"{options.seed} {module}").sample(chosen, size)
+    return Plan(module, len(every), frozenset(known), chosen, stale)
+
+
+def equivalents(sources: dict[str, str], every: list[Mutant], listing: Path) -> tuple[set[Mutant], list[str]]:
+    """The mutants of `listing`, and its entries that match none."""
+    if not listing.exists():
+        return set(), []
+    known, stale = set(), []
+    for entry in tomllib.loads(listing.read_text(encoding="utf-8"))["equivalent"]:
+        file, before, after = entry["file"], entry["before"], entry["after"]
+        if file not in sources:
             continue
-        every = [m for file in files for m in mutants_of(file, (snapshot / "diffnum" / file).read_text("utf-8"))]
-        totals[module] = len(every)
-        size = options.sample or SAMPLE[module in REQUIRED]
-        if not options.all and len(every) > size:
-            every = random.Random(f"{options.seed} {module}").sample(every, size)
-        tasks += [(module, mutant) for mutant in every]
-    return tasks, totals
+        lines = sources[file].splitlines()
+        found = [
+            mutant
+            for mutant in every
+            if mutant.file == file
+            and before in lines[mutant.line - 1]
+            and after in change(sources[file], apply(mutant, sources[file]))
+        ]
+        known.update(found)
+        if not (found and entry["reason"]):
+            stale.append(f"{EQUIVALENT}: no such mutant of {file}: {before} -> {after}")
+    return known, stale
 
 
-def score(module: str, outcomes: list[Outcome], total: int, folder: Path) -> dict[str, Any]:
+def described(outcome: Outcome) -> str:
+    """A survivor: where it is, what made it, what changed."""
+    mutant = outcome.mutant
+    return f"diffnum/{mutant.file}:{mutant.line}  {mutant.operator}\n{outcome.change}\n"
+
+
+def score(plan: Plan, outcomes: list[Outcome], folder: Path) -> dict[str, Any]:
     """Write a module's survivors to a file; its line of the table."""
-    verdicts = Counter(outcome.verdict for outcome in outcomes)
-    tried = len(outcomes) - verdicts["error"]
-    killed = verdicts["killed"] + verdicts["timeout"]
-    errors = sorted({outcome.test for outcome in outcomes if outcome.verdict == "error"})
-    survivors = sorted((o for o in outcomes if o.verdict == "survived"), key=lambda o: o.mutant)
-    text = [f"{module}: {killed} of {tried} mutants killed, {total} exist\n", *errors]
-    text += [f"diffnum/{o.mutant.file}:{o.mutant.line}  {o.mutant.operator}\n{o.change}\n" for o in survivors]
+    module = plan.module
+    judged = [outcome for outcome in outcomes if outcome.verdict != "error" and outcome.mutant not in plan.equivalent]
+    verdicts = Counter(outcome.verdict for outcome in judged)
+    tried, killed = len(judged), verdicts["killed"] + verdicts["timeout"]
+    errors = sorted({outcome.test for outcome in outcomes if outcome.verdict == "error"}) + plan.stale
+    errors += [
+        f"{EQUIVALENT} lists a mutant that {outcome.test or outcome.verdict} kills:\n{described(outcome)}"
+        for outcome in outcomes
+        if outcome.mutant in plan.equivalent and outcome.verdict in {"killed", "timeout"}
+    ]
+    survivors = sorted((o for o in judged if o.verdict == "survived"), key=lambda o: o.mutant)
+    text = [f"{module}: {killed} of {tried} mutants killed; {plan.total} exist, {len(plan.equivalent)} equivalent\n"]
+    text += [*errors, *map(described, survivors)]
     (folder / f"{module}.txt").write_text("\n".join(text), encoding="utf-8")
-    for line in text[1:]:
-        print(line)
+    for error in errors:
+        print(f"{module}: {error}")
     low, high = interval(killed, tried) if tried else (0.0, 1.0)
     return {
         "module": module,
-        "mutants": total,
+        "mutants": plan.total,
+        "equivalent": len(plan.equivalent),
         "tried": tried,
         "killed": killed,
         "timeouts": verdicts["timeout"],
         "score": killed / tried if tried else 0.0,
         "low": low,
         "high": high,
-        "errors": len(errors),
+        "errors": errors,
         "survivors": [{"file": o.mutant.file, "line": o.mutant.line, "change": o.change} for o in survivors],
     }
+
+
+def run(plans: dict[str, Plan], snapshot: Path, workers: int, folder: Path, start: float) -> list[dict[str, Any]]:
+    """Try all chosen mutants; the lines of the table."""
+    tasks = [(module, mutant) for module, one in plans.items() for mutant in one.chosen]
+    outcomes: dict[str, list[Outcome]] = {module: [] for module in plans}
+    rows = []
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(min(workers, len(tasks) or 1), start_worker, (str(snapshot),)) as pool:
+        for outcome in pool.imap_unordered(attempt, tasks):
+            one, done = plans[outcome.module], outcomes[outcome.module]
+            done.append(outcome)
+            if outcome.verdict == "survived" and outcome.mutant not in one.equivalent:
+                print(described(outcome), flush=True)
+            if len(done) % 20 == 0:
+                killed = sum(o.verdict in {"killed", "timeout"} for o in done)
+                print(f"-- {outcome.module}: {killed} killed of the first {len(done)}", flush=True)
+            if len(done) == len(one.chosen):
+                rows.append(score(one, done, folder))
+                minutes = (time.monotonic() - start) / 60
+                print(f"-- {outcome.module}: {rows[-1]['score']:.1%}, after {minutes:.1f} min\n", flush=True)
+    return rows
 
 
 def main() -> int:
@@ -486,32 +557,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         snapshot = Path(folder) / "snapshot"
         shutil.copytree(ROOT, snapshot, ignore=IGNORED)
-        tasks, totals = plan(snapshot, options)
-        outcomes: dict[str, list[Outcome]] = {module: [] for module in totals}
-        rows = []
-        wanted = Counter(module for module, _ in tasks)
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(min(options.workers, len(tasks) or 1), start_worker, (str(snapshot),)) as pool:
-            for outcome in pool.imap_unordered(attempt, tasks):
-                done = outcomes[outcome.module]
-                done.append(outcome)
-                if len(done) == wanted[outcome.module]:
-                    rows.append(score(outcome.module, done, totals[outcome.module], options.output))
-                    minutes = (time.monotonic() - start) / 60
-                    print(f"-- {outcome.module}: {rows[-1]['score']:.1%}, after {minutes:.1f} min\n", flush=True)
+        asked = options.module or list(MODULES)
+        missing = [
+            m for m in asked if not all((snapshot / p).exists() for p in (f"diffnum/{m}.py", f"tests/test_{m}.py"))
+        ]
+        plans = {module: plan(module, snapshot, options) for module in asked if module not in missing}
+        rows = run(plans, snapshot, options.workers, options.output, start)
     (options.output / "mutants.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
 
-    print(f"{'module':<12} {'mutants':>7} {'tried':>6} {'killed':>6} {'score':>7}   95 % interval")
+    print(f"{'module':<12} {'mutants':>7} {'equiv.':>6} {'tried':>6} {'killed':>6} {'score':>7}   95 % interval")
     for row in rows:
         note = "" if row["module"] in REQUIRED else "  (no threshold)"
         note = "  ERROR, see above" if row["errors"] else note
         print(
-            f"{row['module']:<12} {row['mutants']:>7} {row['tried']:>6} {row['killed']:>6} {row['score']:>7.1%}   "
-            f"{row['low']:.1%} to {row['high']:.1%}{note}"
+            f"{row['module']:<12} {row['mutants']:>7} {row['equivalent']:>6} {row['tried']:>6} {row['killed']:>6} "
+            f"{row['score']:>7.1%}   {row['low']:.1%} to {row['high']:.1%}{note}"
         )
     bad = [row["module"] for row in rows if row["errors"] or (row["module"] in REQUIRED and row["score"] < THRESHOLD)]
-    asked = set(options.module or MODULES)
-    missing = sorted(set(REQUIRED) & asked - {row["module"] for row in rows})
+    missing = [module for module in missing if module in REQUIRED]
     minutes = (time.monotonic() - start) / 60
     if bad or missing:
         print(f"mutants: FAILED: {', '.join(bad + missing)} ({minutes:.0f} min); survivors in {options.output}")
