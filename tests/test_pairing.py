@@ -31,8 +31,8 @@ NO_CHAPTER = {"plots"}
 """Public modules that the reader meets in the API reference only."""
 PAGES = {"index", "api", "bibliography"}
 """Pages that are not chapters."""
-HOUSE_TESTS = {"imports", "ledger", "pairing", "readme", "site", "plots", "backend", "quadrature", "tables"}
-"""Test files of the project itself, of private modules and of modules without a chapter."""
+HOUSE = {"imports", "ledger", "pairing", "readme", "site", "mutants", "bench"}
+"""Test files of the project itself."""
 ALT_LENGTH = (30, 250)
 
 FENCE = re.compile(r"^(`{3,}|~{3,})[ ]*(\{?[\w:-]*\}?)[ ]*([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
@@ -85,7 +85,8 @@ def test_every_module_has_its_chapter_and_its_tests():
     tested = {path.with_name(path.stem.removeprefix("test_")).as_posix() for path in tests}
     assert set(chapters()) == public - NO_CHAPTER
     assert public - NO_CHAPTER <= tested
-    assert tested <= public | HOUSE_TESTS
+    private = {path.stem.lstrip("_") for path in LIBRARY.glob("_*.py")}
+    assert tested <= public | private | HOUSE
 
 
 def test_contents_list_every_chapter_and_every_module():
