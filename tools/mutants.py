@@ -57,7 +57,7 @@ MODULES = {
     "phi": ["phi.py"],
     "schedules": ["schedules.py"],
     "logsumexp": ["logsumexp.py"],
-    "paths": ["paths.py", "_quadrature.py"],
+    "paths": ["paths.py", "_quadrature.py", "_guarded.py", "_arguments.py"],
     "solvers": ["solvers.py", "_tables.py"],
     "grids": ["grids.py"],
     "oracles": ["oracles.py"],
