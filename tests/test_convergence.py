@@ -1137,6 +1137,27 @@ def test_other_problems_and_paths():
     assert len(seen) == len(STEPS), "an equation has its own path"
 
 
+def test_defaults_of_the_check():
+    """Three grids, 24 to 384 steps, the problem whose alpha varies; Gaussian for weak orders."""
+    seen = []
+    (mixture,) = problems("mixture-vp")
+
+    def sampler(denoise, x, path):
+        seen.append((path.steps, float(path.first.t), x.shape))
+        return mixture.reference + path.steps**-1.0
+
+    assert list(check_sampler(sampler, order=1)) == ["uniform_log_snr", "karras", "random_ratio"]
+    assert seen == [(n, 0.7, (4, 1)) for n in (24, 48, 96, 192, 384)] * 3
+
+    def still(denoise, x, path):
+        seen.append(x.shape)
+        return x
+
+    with pytest.raises(OrderError, match="on gaussian-vp"):
+        check_sampler(still, order=1, weak=True)
+    assert seen[-1] == (16, 3)
+
+
 @pytest.mark.parametrize("order", [0, -1, 1.5, True, "2"])
 def test_bad_orders(order):
     with pytest.raises(ValueError, match="order must be an integer >= 1"):
