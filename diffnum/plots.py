@@ -54,20 +54,20 @@ def use_style() -> None:
             "axes.axisbelow": True,
             "axes.spines.top": False,
             "axes.spines.right": False,
-            "axes.titlesize": 11,
-            "axes.labelsize": 11,
+            "axes.titlesize": 12,
+            "axes.labelsize": 12,
             "axes.prop_cycle": cycler(color=COLOURS) + cycler(marker=MARKERS) + cycler(linestyle=list(DASHES)),
             "grid.color": "#d9d9d9",
             "grid.linewidth": 0.6,
-            "font.size": 11,
-            "legend.fontsize": 10,
+            "font.size": 12,
+            "legend.fontsize": 11,
             "legend.frameon": True,
             "legend.framealpha": 1.0,
             "legend.edgecolor": "#bbbbbb",
             "lines.linewidth": 1.6,
             "lines.markersize": 5.0,
-            "xtick.labelsize": 10,
-            "ytick.labelsize": 10,
+            "xtick.labelsize": 11,
+            "ytick.labelsize": 11,
             "image.cmap": "viridis",
             "svg.hashsalt": "diffnum",
         }
@@ -430,7 +430,7 @@ def _guide(ax: Any, x: np.ndarray, y: np.ndarray, text: str) -> None:
     """A thin grey line, named below its middle."""
     ax.loglog(x, y, color=GUIDE, linewidth=1.0, linestyle="-", marker="", zorder=1)
     middle = (float(np.sqrt(x[0] * x[-1])), float(np.sqrt(y[0] * y[-1])))
-    ax.annotate(text, middle, xytext=(-2, -1), textcoords="offset points", color=TEXT, fontsize=9, ha="right", va="top")
+    ax.annotate(text, middle, xytext=(-2, -1), textcoords="offset points", color=TEXT, fontsize=10, ha="right", va="top")
 
 
 def _axes(ax: Any, **options: Any) -> Any:

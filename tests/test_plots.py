@@ -48,8 +48,8 @@ def test_style_is_opaque_and_told_apart_without_colour():
     assert colors.to_rgb(matplotlib.rcParams["savefig.facecolor"]) == (1.0, 1.0, 1.0)
     assert figure.get_size_inches().tolist() == [6.4, 3.8]
     assert matplotlib.rcParams["savefig.dpi"] == matplotlib.rcParams["figure.dpi"] == 150
-    assert matplotlib.rcParams["font.size"] == 11
-    assert len({line.get_marker() for line in lines}) == 8
+    assert matplotlib.rcParams["font.size"] == 12
+    assert len({str(line.get_marker()) for line in lines}) == 8
     assert len({str(line.get_color()) for line in lines}) == 8
     assert len({str(line._unscaled_dash_pattern) for line in lines}) == 8
     assert all(contrast(line.get_color()) > 3.0 for line in lines), "contrast of graphics in WCAG 2"
