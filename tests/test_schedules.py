@@ -894,7 +894,7 @@ def test_rubbish_ends(argument, value):
         (schedules.edm, {"sigma_min": -1e-9}, {"sigma_min": 0.0}),
         (schedules.edm, {"sigma_max": 0.002}, {"sigma_max": 0.0021}),
         (schedules.sigmoid, {"tau": 0.0}, {"tau": 0.0751}),
-        (functools.partial(schedules.sigmoid, tau=0.1), {"end": 5.01}, {"end": 4.99}),
+        (functools.partial(schedules.sigmoid, tau=0.1), {"end": 5.01}, {"end": 5.0}),
         (schedules.sigmoid, {"end": -3.0}, {"end": -2.9}),
         (functools.partial(schedules.shift, schedules.cosine()), {"factor": 0.0}, {"factor": 1e-3}),
     ],
@@ -941,8 +941,12 @@ def test_bad_betas(betas):
 
 
 def test_betas_that_leave_nothing():
-    with pytest.raises(ValueError, match="betas must leave"):
-        schedules.from_betas(np.full(1000, 0.5))
+    for betas in (np.full(866, 0.5), np.append(np.full(865, 0.5), 0.9)):  # log of the product: -600.3, -601.9
+        with pytest.raises(
+            ValueError, match=r"betas must leave a product of 1 - betas above exp\(-600\), got exp\(-60"
+        ):
+            schedules.from_betas(betas)
+    assert schedules.from_betas(np.full(865, 0.5)).prior_std == 1.0  # -599.6
     assert float(schedules.from_betas(np.full(800, 0.5)).log_snr(1.0)) == pytest.approx(-400 * math.log(2))
     for betas in (["a", "b"], [0.1j, 0.2], [True, False]):
         with pytest.raises((TypeError, ValueError), match="betas"):
@@ -978,6 +982,8 @@ def test_domain(name, inside, outside, library):
         for bad in [*outside, math.nan, math.inf, -math.inf]:
             with pytest.raises(ValueError, match=r"t must be finite and in \[.*\] for .*, got"):
                 method(backend.asarray([inside[0], bad]))
+        with pytest.raises(ValueError, match=r", got -inf$"):  # the first offender
+            method(backend.asarray([-math.inf, inside[0], math.nan]))
 
 
 def test_domain_in_eager_jax():
