@@ -17,6 +17,7 @@ from conftest import Backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffnum import _backend
 from diffnum.logsumexp import (
     CHUNK_ELEMENTS,
     LAZY_CHUNK,
@@ -150,6 +151,10 @@ def test_empty_axes_and_batches(backend: Backend) -> None:
         assert logsumexp(backend.asarray(np.zeros((0, 3))), chunk=chunk).shape == (0,)
         assert backend.numpy(logsumexp(backend.asarray(np.zeros((2, 0, 3))), axis=(0, 1))).tolist() == [-np.inf] * 3
     assert float(logsumexp(backend.asarray(3.0), axis=None)) == 3
+    for axis, shape in ((0, (3, 4)), (1, (2, 4)), (2, (2, 3)), (-2, (2, 4))):
+        empty = [2, 3, 4]
+        empty[axis] = 0
+        assert logsumexp(backend.asarray(np.zeros(empty)), axis=axis).shape == shape
 
 
 def test_numbers_and_integers() -> None:
@@ -401,6 +406,39 @@ def test_automatic_chunks() -> None:
 
     softmax_average(flat, np.ones((2 * LAZY_CHUNK + 3, 1)))
     assert lengths[-3:] == [3, LAZY_CHUNK, LAZY_CHUNK]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "lengths"),
+    [
+        ((4096, 1300), -1, [276, 512, 512]),
+        ((1300, 64, 64), 0, [276, 512, 512]),
+        ((64, 1300, 64), 1, [276, 512, 512]),
+        ((2**15, 300), -1, [44, 128, 128]),
+        ((0, 300), -1, [300]),
+        ((2**21 + 5,), -1, [5, 2**21]),
+    ],
+)
+def test_automatic_chunks_of_an_array(
+    shape: tuple[int, ...], axis: int, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, cut = [], _backend.slice_axis
+
+    def record(x: np.ndarray, begin: int, length: int, axis: int) -> np.ndarray:
+        seen.append(length)
+        return cut(x, begin, length, axis)
+
+    monkeypatch.setattr(_backend, "slice_axis", record)
+    x = np.broadcast_to(np.float32(0), shape)
+    np.testing.assert_allclose(logsumexp(x, axis=axis), math.log(shape[axis]), rtol=1e-6)
+    assert seen == lengths
+    if axis == -1 and shape[0] == 4096:
+        seen.clear()
+        softmax_average(x, np.zeros((shape[-1], 1)))
+        assert seen[::2] == lengths
+
+
+def test_constants() -> None:
     assert LAZY_CHUNK == 1024
     assert CHUNK_ELEMENTS == 2**21
     assert SHORTEST_CHUNK == 128
