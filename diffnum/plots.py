@@ -430,7 +430,9 @@ def _guide(ax: Any, x: np.ndarray, y: np.ndarray, text: str) -> None:
     """A thin grey line, named below its middle."""
     ax.loglog(x, y, color=GUIDE, linewidth=1.0, linestyle="-", marker="", zorder=1)
     middle = (float(np.sqrt(x[0] * x[-1])), float(np.sqrt(y[0] * y[-1])))
-    ax.annotate(text, middle, xytext=(-2, -1), textcoords="offset points", color=TEXT, fontsize=10, ha="right", va="top")
+    ax.annotate(
+        text, middle, xytext=(-2, -1), textcoords="offset points", color=TEXT, fontsize=10, ha="right", va="top"
+    )
 
 
 def _axes(ax: Any, **options: Any) -> Any:
