@@ -270,6 +270,7 @@ def start_worker(snapshot: str) -> None:
     import importlib
 
     sys.dont_write_bytecode = True
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `wait` ends its fork
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for name in PRELOAD:
@@ -354,17 +355,26 @@ def run_tests(
 
 def wait(pid: int, deadline: float) -> tuple[int | None, float]:
     """Exit status and CPU time of a fork; the status is None if it used up its time or the deadline passed."""
-    while True:
-        done, status, usage = os.wait4(pid, os.WNOHANG)
-        if not done and time.monotonic() > deadline:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
-            done, status, usage = os.wait4(pid, 0)
-            status = signal.SIGXCPU
-        if done:
-            code = os.waitstatus_to_exitcode(status)
-            return None if code == -signal.SIGXCPU else code, usage.ru_utime + usage.ru_stime
-        time.sleep(0.005)
+    try:
+        while True:
+            done, status, usage = os.wait4(pid, os.WNOHANG)
+            if done:
+                code = os.waitstatus_to_exitcode(status)
+                return None if code == -signal.SIGXCPU else code, usage.ru_utime + usage.ru_stime
+            if time.monotonic() > deadline:
+                kill(pid)
+                return None, os.wait4(pid, 0)[2].ru_utime
+            time.sleep(0.005)
+    except BaseException:
+        kill(pid)
+        raise
+
+
+def kill(pid: int) -> None:
+    """End a fork and what it started."""
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)
 
 
 def in_fork(module: str, base: Baseline, report: Path, limit: int) -> None:
