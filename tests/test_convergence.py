@@ -748,6 +748,19 @@ def test_the_bank():
     assert backward.t1 < backward.t0
 
 
+@pytest.mark.claim("convergence-quantile")
+def test_far_points_keep_their_quantiles_too():
+    """Nine standard deviations out one tail rounds to 1; the other still tells the points apart, on either side."""
+    start, stop = Level(1.0, 1.0, 2.0), Level(0.1, 1.0, 0.1)
+    mixture = (np.asarray([0.3, 0.7]), np.asarray([-1.0, 1.5]), np.asarray([0.5, 0.7]))
+    mirrored = (mixture[0], -mixture[1], mixture[2])
+    x = np.asarray([-19.0, -18.0, 18.0, 19.0])
+    there = convergence._quantile_map(mixture, x, start, stop)
+    np.testing.assert_allclose(convergence._quantile_map(mirrored, -x, start, stop), -there, rtol=1e-12)
+    np.testing.assert_allclose(convergence._quantile_map(mixture, there, stop, start), x, rtol=1e-11)
+    assert np.all(np.diff(there) > 0.1)
+
+
 VE, VP, FLOW = ("ve", 2.0, 0.1), ("vp", 0.7, 0.05), ("flow", 0.7, 0.08)
 LINE = ([0.3, 0.7], [[-1.0], [1.5]], [[0.5], [0.7]])
 DEFINITIONS = {
