@@ -32,6 +32,8 @@ import argparse
 import ast
 import contextlib
 import difflib
+import importlib
+import importlib.util
 import json
 import math
 import multiprocessing
@@ -267,8 +269,6 @@ PATIENCE = 10.0
 def start_worker(snapshot: str) -> None:
     """Import the libraries and make this worker's copy of the checkout."""
     global COPY  # noqa: PLW0603  a worker process is this module's state
-    import importlib
-
     sys.dont_write_bytecode = True
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that `wait` ends its fork
     with warnings.catch_warnings():
@@ -558,6 +558,8 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path, default=ROOT / "_build" / "mutants")
     options = parser.parse_args()
+    if importlib.util.find_spec("cosmic_ray") is None:
+        sys.exit("mutants: Cosmic Ray is not installed; `make mutants` installs it")
     options.output.mkdir(parents=True, exist_ok=True)
     os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
