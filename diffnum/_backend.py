@@ -117,14 +117,13 @@ def asfloat(x: Array, name: str = "x") -> Array:
     TypeError
         If `x` is complex, boolean or not numeric.
     """
-    if not array_api_compat.is_array_api_obj(x):
-        x = np.asarray(x)
-    xp = namespace(x)
-    if xp.isdtype(x.dtype, "real floating") or _is_bfloat16(x.dtype):
-        return x
-    if xp.isdtype(x.dtype, "integral"):
-        return xp.astype(x, xp.asarray(0.0).dtype if is_jax(x) else xp.float64)
-    msg = f"{name} must be real numbers, got dtype {x.dtype}"
+    array: Array = x if array_api_compat.is_array_api_obj(x) else np.asarray(x)
+    xp = namespace(array)
+    if xp.isdtype(array.dtype, "real floating") or _is_bfloat16(array.dtype):
+        return array
+    if xp.isdtype(array.dtype, "integral"):
+        return xp.astype(array, xp.asarray(0.0).dtype if is_jax(array) else xp.float64)
+    msg = f"{name} must be real numbers, got dtype {array.dtype}"
     raise TypeError(msg)
 
 
@@ -191,10 +190,11 @@ def columns(array: Array, like: Array, dtype: Any) -> list:
     list
         Floats, nested for two axes, or arrays with one axis less.
     """
-    if getattr(array, "requires_grad", False) or is_jax(like):
-        array = convert(array, like, dtype)
-        return [array[i, ...] for i in range(array.shape[0])]
-    return concrete(array).tolist()
+    values = None if getattr(array, "requires_grad", False) or is_jax(like) else concrete(array)
+    if values is not None:
+        return values.tolist()
+    array = convert(array, like, dtype)
+    return [array[i, ...] for i in range(array.shape[0])]
 
 
 def scan(body: Callable[[Any, Any], Any], carry: Any, rows: Any, like: Array) -> tuple[Any, Any]:
@@ -401,7 +401,7 @@ def _key_rank(rng: Array) -> int:
     """Number of batch axes of a JAX key, typed or raw (uint32 words on the last axis); -1 for no key."""
     import jax
 
-    if jax.dtypes.issubdtype(rng.dtype, jax.dtypes.prng_key):
+    if jax.numpy.issubdtype(rng.dtype, jax.dtypes.prng_key):
         return rng.ndim
     return rng.ndim - 1 if rng.dtype == np.uint32 else -1
 
@@ -556,7 +556,7 @@ def zeros_for(rng: Any, shape: tuple[int, ...]) -> Array:
     TypeError
         If `rng` is none of these.
     """
-    source = rng[0] if isinstance(rng, Sequence) and len(rng) > 0 else rng
+    source: Any = rng[0] if isinstance(rng, Sequence) and len(rng) > 0 else rng
     torch = sys.modules.get("torch")
     if isinstance(source, np.random.Generator):
         return np.zeros(shape)
