@@ -43,12 +43,15 @@ def levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
     if not isinstance(schedule, Schedule):
         msg = f"schedule must be a Schedule, got {type(schedule).__name__}"
         raise TypeError(msg)
+    known = concrete(asfloat(t, "t"))
     t = grid(t, decreasing=True)
-    known = concrete(t)
-    if known is not None and not (schedule.t_clean <= known[-1] and known[0] <= schedule.t_noise):
-        ends = f"[{schedule.t_clean}, {schedule.t_noise}]"
-        msg = f"t must lie in {ends} for {schedule.name}, got {known[0]} to {known[-1]}"
-        raise ValueError(msg)
+    # the ends are rounded to the dtype of t: float32(0.7) lies below 0.7 and must not be refused
+    if known is not None:
+        low, high = (np.asarray(end, dtype=known.dtype) for end in (schedule.t_clean, schedule.t_noise))
+        if not (low <= known[-1] and known[0] <= high):
+            ends = f"[{schedule.t_clean}, {schedule.t_noise}]"
+            msg = f"t must lie in {ends} for {schedule.name}, got {known[0]} to {known[-1]}"
+            raise ValueError(msg)
     xp = namespace(t, *beside)
     return schedule.level(t if xp is namespace(t) else xp.asarray(t))
 
