@@ -393,7 +393,7 @@ def average(state: Accumulator, /) -> Array:
 def _infinity(like: Array) -> float:
     """Finite stand-in for a maximum of +inf: adding it to any other finite number does not overflow."""
     info = _backend.namespace(like).finfo(like.dtype)
-    return float(info.max) * float(info.eps) / 8
+    return float(info.max) * float(info.eps) * float(info.eps)
 
 
 def _of_chunk(scores: Array, values: Array | None, axis: int) -> Accumulator:
@@ -415,7 +415,7 @@ def _relative_to(peak: Array, scores: Array, values: Array | None, axis: int) ->
     rows = xp.astype(_beside(values, scores), peak.dtype, copy=False)
     if rows.ndim == 2:
         return peak, total, terms @ rows
-    return peak, total, (terms[..., None, :] @ rows)[..., 0, :]
+    return peak, total, xp.squeeze(terms[..., None, :] @ rows, axis=-2)
 
 
 def _sweep(read: Callable[[Any, int], Accumulator], n: int, size: int) -> tuple[Array, ...]:
