@@ -213,6 +213,10 @@ def test_results_of_every_library(backend):
 def test_results_that_are_not_finite_have_no_order():
     assert math.isnan(measured(1.0, 0.5, math.nan, steps=(1, 2, 4)).order)
     assert math.isnan(measured(1.0, 0.5, math.inf, steps=(1, 2, 4)).order)
+    for errors in ((0.0, 1.0, 0.5, 0.25), (1.0, 0.5, 0.25, 0.0)):
+        exact_once = measured(*errors, steps=(1, 2, 4, 8))
+        assert math.isnan(exact_once.slopes[0 if errors[0] == 0.0 else 2]), "a zero has no logarithm"
+        assert exact_once.order == pytest.approx(1.0, abs=EXACT)
     late = measured(math.nan, 1.0, 0.5, 0.25, steps=(1, 2, 4, 8))
     assert late.order == pytest.approx(1.0, abs=EXACT)
     assert late.used == (1, 2, 3)
