@@ -97,6 +97,7 @@ def lines_with(text: str) -> set[int]:
     return {n for n, line in enumerate(MODULE.splitlines(), start=1) if text in line}
 
 
+@pytest.mark.slow
 def test_good_tests_kill_every_mutant_and_nothing_else_is_mutated(tmp_path):
     found = outcomes(tmp_path, STRONG)
     assert [change for _, verdict, change, _ in found if verdict not in {"killed", "timeout"}] == []
@@ -124,6 +125,7 @@ def test_good_tests_kill_every_mutant_and_nothing_else_is_mutated(tmp_path):
     assert "*," not in text.replace("/, *,", ""), "so is the slash of a signature"
 
 
+@pytest.mark.slow
 def test_bad_tests_let_mutants_live(tmp_path):
     found = outcomes(tmp_path, WEAK)
     verdicts = {change.splitlines()[-1].strip("+ "): verdict for _, verdict, change, _ in found}
@@ -131,6 +133,7 @@ def test_bad_tests_let_mutants_live(tmp_path):
     assert verdicts["if x <= 0:"] == "killed"
 
 
+@pytest.mark.slow
 def test_tests_that_fail_anyway_are_an_error(tmp_path):
     found = outcomes(tmp_path, WRONG, first=-2)
     assert {verdict for _, verdict, _, _ in found} == {"error"}
