@@ -122,6 +122,8 @@ def main() -> int:
     start = time.monotonic()
     about = machine()
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load'][0]}")
+    if about["load"][0] > 0.5 * (about["cores"] or 1):
+        print("bench: the machine is busy; short functions will look slower than they are")
     rows: list[Row] = []
     for name in options.only or SECTIONS:
         measure, package = SECTIONS[name]
