@@ -689,7 +689,8 @@ def test_folding_chunk_results_costs_digits() -> None:
 
 
 def peak(function: Callable[[], Any]) -> int:
-    """Bytes that NumPy allocates beyond what it holds, at most."""
+    """Bytes that NumPy allocates beyond what it holds, at most; the first call may import."""
+    function()
     tracemalloc.start()
     try:
         function()
