@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _LARGE = 50.0
-"""Exponent from which the falling moments follow from the recurrence without loss, and phi would grow too large."""
+"""Exponent from which the falling moments are those of an infinite interval to rounding, and phi would overflow."""
 
 
 def decay(eta: Array, length: Array) -> tuple[Array, Array]:
@@ -102,15 +102,14 @@ def falling_moments(count: int, z: Array) -> tuple[Array, ...]:
     xp = namespace(z)
     large = z > _LARGE
     small, beyond = xp.where(large, xp.ones_like(z), z), xp.where(large, z, xp.full_like(z, _LARGE))
-    scale, last = xp.exp(-small), xp.exp(-beyond)
+    scale = small * xp.exp(-small)
     inside = phis(count, small)[1:]
-    outside = [1.0 - last]
+    rest = []
     for j in range(1, count):
-        outside.append(j * outside[-1] / beyond - last)
-    return (
-        -xp.expm1(-z),
-        *(xp.where(large, outside[j], scale * small * math.factorial(j) * inside[j]) for j in range(1, count)),
-    )
+        # beyond the threshold the integral to infinity: what it has too much is below rounding
+        factorial = math.factorial(j)
+        rest.append(xp.where(large, factorial / beyond**j, scale * factorial * inside[j]))
+    return (-xp.expm1(-z), *rest)
 
 
 def times(factor: Array, h: Array) -> Array:

@@ -19,6 +19,7 @@ from scipy.integrate import solve_ivp
 from scipy.stats import norm
 
 from diffnum import grids, oracles, paths, schedules
+from diffnum._guarded import log_cosine
 from diffnum._quadrature import moments as smooth_moments
 from diffnum._quadrature import power_moments
 from diffnum.paths import Path
@@ -1424,6 +1425,16 @@ def test_eta_may_differ_from_step_to_step() -> None:
                 mixed.moments(mixed.start, mixed.stop, 3), one.moments(one.start, one.stop, 3), strict=True
             ):
                 assert m[n] == pytest.approx(want[n], rel=1e-14)
+
+
+def test_logarithm_of_the_cosine_at_both_ends_and_between() -> None:
+    pairs = [(0.0, 1.0), (1.0, 0.0), (0.3, 0.9), (0.9, 1e-9), (1e-200, 1.0)]
+    values = log_cosine(level(pairs), 0.5)
+    assert values[0] == -math.inf
+    with mp.workdps(40):
+        for value, (alpha, sigma) in zip(values[1:], pairs[1:], strict=True):
+            exact = mp.log(0.5 * mp.mpf(alpha) / mp.sqrt((0.5 * mp.mpf(alpha)) ** 2 + mp.mpf(sigma) ** 2))
+            assert value == pytest.approx(float(exact), rel=ROUNDING)
 
 
 @pytest.mark.claim("paths-noise-variance")
