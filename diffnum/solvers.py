@@ -259,12 +259,12 @@ def solve(
 
     def body(carry: tuple, row: _Row) -> tuple[tuple, Array | None]:
         y, stored = carry
-        u = xp.astype(y, dtype, copy=False)
-        f = xp.astype(_checked(denoise(u, row.level), u), state, copy=False)
+        u = _backend.cast(y, dtype)
+        f = _backend.cast(_checked(denoise(u, row.level), u), state)
         if row.target is not None:
             f = row.target[0] * y + row.target[1] * f
         # stored before it is combined: in this order XLA makes no copy of the registers
-        stored = _backend.put(stored, row.slot, xp.astype(f, dtype, copy=False))
+        stored = _backend.put(stored, row.slot, _backend.cast(f, dtype))
         y = row.carry * y
         for k in range(registers):
             weight = row.weights[k]
@@ -274,9 +274,9 @@ def solve(
             y += row.bias * centre
         if row.noise is not None:
             y = _backend.add_normal(y, row.noise, rng, row.number)
-        return (y, stored if registers > 1 else None), xp.astype(y, dtype, copy=False) if trajectory else None
+        return (y, stored if registers > 1 else None), _backend.cast(y, dtype) if trajectory else None
 
-    y = xp.astype(x, state, copy=False)
+    y = _backend.cast(x, state)
     if table.start is not None:
         scale, added = _backend.columns(table.start, x, state)
         y = _backend.add_normal(scale * y, added, rng, table.evaluations)
@@ -284,7 +284,7 @@ def solve(
     stored = _backend.registers(x, registers) if registers > 1 else None
     (end, _), states = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
     if not trajectory:
-        return xp.astype(end, dtype, copy=False)
+        return _backend.cast(end, dtype)
     if _backend.is_jax(x):
         return xp.concat([x[None, ...], states[table.end]])
     return xp.stack([x, *(states[r] for r in table.end)])
