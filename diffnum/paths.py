@@ -80,9 +80,10 @@ class Path:
     at : callable
         ``at(s) -> Level``: the inverse, for the nodes inside a step.
     propagate : callable
-        ``propagate(a, b, steps) -> (P, N)`` from level `a` to `b`; N is None on an ODE.
+        ``propagate(a, b, steps) -> (P, N)`` from level `a` to `b`, N by :eq:`paths-noise-variance`; None on an ODE.
     moments : callable
-        ``moments(a, b, count, steps)``: the integrals of ``K(s) ((s - s_a)/(s_b - s_a))^j`` over the step, j < count.
+        ``moments(a, b, count, steps)``: the integrals :eq:`paths-moments` of ``K(s) ((s - s_a)/(s_b - s_a))^j`` over
+        the step, j < count.
     target : callable or None
         ``target(level) -> (p, q)`` with ``f = p x + q denoise(x, level)``; None where f is the denoiser's output.
     schedule : Schedule or None
@@ -147,8 +148,12 @@ def x0(
 
     Notes
     -----
-    At sigma = 0 the coordinate is infinite and the last step falls to order 1 (``x = alpha D``). At alpha = 0 the first
-    step is regular; in ``lambda`` it cannot serve later steps as an interpolation node, in ``alpha/sigma`` it can.
+    The exact solution of :eq:`paths-log-snr`, which is :eq:`paths-reverse-sde` in log-SNR. At order 1 and eta = 1 it is
+    ancestral sampling :eq:`paths-posterior`, with an error of the variance of :eq:`paths-missing-variance`.
+
+    At sigma = 0 the coordinate is infinite and the last step falls to order 1, ``x = alpha D``, :eq:`paths-clean-end`.
+    At alpha = 0 the first step is regular, :eq:`paths-noisy-end`; in ``lambda`` it cannot serve later steps as an
+    interpolation node, in ``alpha/sigma`` it can.
 
     References
     ----------
@@ -307,8 +312,10 @@ def velocity(
 
     Notes
     -----
-    Regular at both ends, alpha = 0 and sigma = 0. One single step between them, from x of unit variance, gives
-    ``sigma_data x + (pi/2) (D - centre) + centre``.
+    The exact solution of :eq:`paths-velocity-equation`; on Gaussian data :eq:`paths-gaussian-exact`. Regular at both
+    ends, alpha = 0 and sigma = 0. One single step between them, from x of unit variance, gives
+    ``sigma_data x + (pi/2) (D - centre) + centre``, see :eq:`paths-noisy-end`. Moments for eta > 0 are computed by
+    quadrature, :eq:`paths-substitution`.
 
     References
     ----------
@@ -472,7 +479,7 @@ def ancestral(path: Path, /, eta: Array | float = 1.0) -> Path:
     Returns
     -------
     Path
-        Steps stop at lowered levels; the forward kernel bridges the gaps.
+        Steps stop at lowered levels; the forward kernel :eq:`paths-bridge` bridges the gaps.
 
     Raises
     ------
@@ -528,7 +535,7 @@ def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
     Returns
     -------
     Path
-        Steps start at raised levels; the forward kernel bridges the gaps.
+        Steps start at raised levels; the forward kernel :eq:`paths-bridge` bridges the gaps.
 
     Raises
     ------
