@@ -481,6 +481,10 @@ def test_moments_of_the_equation(name):
     np.testing.assert_allclose(end, [schedule.alpha(b), schedule.sigma(b) ** 2], rtol=tolerance)
 
 
+DIFFERENCE = 1e-6
+"""Central differences with a relative step of 1e-6: their rounding error is some 1e-10 of the values over that step."""
+
+
 @pytest.mark.claim("schedules-equivalence")
 def test_one_trajectory_for_all_schedules():
     """d(x/alpha)/d(sigma/alpha) along the probability-flow equation depends on x/alpha and sigma/alpha only."""
@@ -497,10 +501,18 @@ def test_one_trajectory_for_all_schedules():
         x = level.alpha * y
         score = (level.alpha * mean - x) / (level.alpha**2 * std**2 + level.sigma**2)
         x_dot = f * x - 0.5 * g2 * score
-        ratio_dot = ratio[inside] * g2 / (2 * level.sigma**2)
-        np.testing.assert_allclose((x_dot - f * x) / level.alpha / ratio_dot, noise[inside], rtol=1e-12)
-        wrong = (f * x - g2 * score - f * x) / level.alpha / ratio_dot  # the drift of the reverse SDE
-        assert np.min(np.abs(wrong / noise[inside] - 1)) > 0.1
+        # alpha and sigma by differences: with f and g^2 in their place the two would cancel, whatever they are
+        step = 1e-6 * np.minimum(level.t - schedule.t_clean, schedule.t_noise - level.t)
+        after, before = schedule.level(level.t + step), schedule.level(level.t - step)
+        alpha_dot = (after.alpha - before.alpha) / (2 * step)
+        ratio_dot = (after.sigma / after.alpha - before.sigma / before.alpha) / (2 * step)
+
+        def slope(x_dot: np.ndarray, level: Level = level, x: np.ndarray = x) -> np.ndarray:
+            return (x_dot - alpha_dot / level.alpha * x) / level.alpha / ratio_dot  # noqa: B023
+
+        np.testing.assert_allclose(slope(x_dot), noise[inside], rtol=DIFFERENCE, atol=DIFFERENCE)
+        for wrong in (f * x - g2 * score, f * x + 0.5 * g2 * score, 1.1 * f * x - 0.5 * g2 * score - 0.1 * x):
+            assert np.max(np.abs(slope(wrong) - noise[inside])) > 0.01
 
 
 @pytest.mark.claim("schedules-prior")
