@@ -363,6 +363,21 @@ def test_directions_without_variance() -> None:
     assert math.isclose(line.std[1], 2.0)
 
 
+def test_covariances_that_rounding_has_touched() -> None:
+    """Asymmetry and negative eigenvalues of a few roundings are accepted, larger ones are errors."""
+    tilt = np.array([[0.0, 1.0], [0.0, 0.0]])
+    oracles.gaussian(0.0, covariance=np.eye(2) + 0.5 * np.ones((2, 2)) + 1e-7 * tilt)
+    oracles.gaussian(0.0, covariance=np.diag([1.0, 2.0]) + 1e-9 * tilt)
+    small = oracles.gaussian(0.0, covariance=np.diag([-1e-7, 2.0]))
+    assert small.std[0] == 0.0
+    assert oracles.gaussian(0.0, covariance=np.diag([1e-8, 2.0])).std[0] == pytest.approx(1e-4)
+    for bad in (np.eye(2) + 0.5 * np.ones((2, 2)) + 1e-3 * tilt, np.diag([1.0, 2.0]) + 1e-6 * tilt):
+        with pytest.raises(ValueError, match="symmetric"):
+            oracles.gaussian(0.0, covariance=bad)
+    with pytest.raises(ValueError, match="positive semi-definite, got the eigenvalue -0.0001"):
+        oracles.gaussian(0.0, covariance=np.diag([-1e-4, 2.0]))
+
+
 # -- Tweedie and the Jacobian, by automatic differentiation ------------------------------------------------------------
 
 
@@ -838,6 +853,10 @@ def test_integral_solution_and_nonlinearity(name: str) -> None:
     assert np.max(np.abs(slope - problem.coupling * np.cos(y))) <= 1e-7
     assert np.array_equal(problem.denoise(y, Level(t, None, None)), problem.f(t, y))
     assert (problem.t0, problem.t1) == (0.0, 2.0)
+    if name == "constant rate":
+        assert np.array_equal(problem.rate(t), np.full(9, -1.0))
+        assert problem.coupling == 1.0
+        assert np.array_equal(problem.phases, [0.0, 1.0, 2.5])
 
 
 @pytest.mark.claim("oracles-semilinear")
