@@ -490,7 +490,21 @@ def test_gradient_of_one_sweep_is_exact_far_from_zero(library: str) -> None:
 
 
 @pytest.mark.claim("logsumexp-gradient")
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_forward_mode_in_torch() -> None:
+    """Slow, since PyTorch compiles its decompositions when the mode is first used."""
+    torch = pytest.importorskip("torch")
+    x, values = np.random.default_rng(24).standard_normal((2, 11))
+    p = softmax(x)
+    hessian = torch.func.hessian(partial(logsumexp, chunk=4))(torch.asarray(x))
+    np.testing.assert_allclose(hessian, np.diag(p) - np.outer(p, p), atol=1e-15)
+    rows = torch.asarray(values[:, None])
+    jacobian = torch.func.jacfwd(lambda x: softmax_average(x, rows, chunk=4))(torch.asarray(x))
+    np.testing.assert_allclose(jacobian[0], p * (values - p @ values), rtol=1e-12)
+
+
+@pytest.mark.claim("logsumexp-gradient")
 def test_second_derivative() -> None:
     x = np.random.default_rng(14).standard_normal(11)
     x[4] = -np.inf
@@ -503,7 +517,6 @@ def test_second_derivative() -> None:
 
     np.testing.assert_allclose(jax.jit(jax.hessian(function))(x), expected, atol=1e-15)
     np.testing.assert_allclose(jax.jit(jax.jacrev(jax.jacrev(function)))(x), expected, atol=1e-15)
-    np.testing.assert_allclose(torch.func.hessian(function)(torch.asarray(x)), expected, atol=1e-15)
     hessian = torch.autograd.functional.hessian(function, torch.asarray(x))
     np.testing.assert_allclose(hessian, expected, atol=1e-15)
 
@@ -602,13 +615,13 @@ def adversarial(kind: str, n: int) -> np.ndarray:
 @pytest.mark.claim("logsumexp-bound")
 @pytest.mark.parametrize("kind", ["normal", "rising", "falling", "equal", "near zero", "far", "wide", "late"])
 def test_error_bound(kind: str) -> None:
-    x = adversarial(kind, 5003)
+    x = adversarial(kind, 2003)
     truth = float(reference(x[None])[0])
-    for chunk in (1, 16, 71, 512, 5003):
+    for chunk in (3, 16, 45, 512, 2003):
         assert abs(float(logsumexp(x, chunk=chunk)) - truth) <= bound(x, chunk, U["float32"])
     folded = float(np.logaddexp.reduce(x))
     if kind in {"normal", "rising"}:
-        assert abs(folded - truth) > bound(x, 71, U["float32"])
+        assert abs(folded - truth) > bound(x, 45, U["float32"])
 
 
 @pytest.mark.claim("logsumexp-bound")
