@@ -117,8 +117,9 @@ def adams_bashforth(path: Path, order: int, *, start: Literal["runge_kutta", "ra
 
     Notes
     -----
-    A step that starts or stops where the path's coordinate is infinite (`x0` at alpha = 0 or sigma = 0) is taken with
-    order 1, and an infinite start is no interpolation node. On a grid that JAX traces all coordinates count as finite.
+    The weights are :eq:`solvers-weights`, the first steps :eq:`solvers-start`. A step that starts or stops where the
+    path's coordinate is infinite (`x0` at alpha = 0 or sigma = 0) is taken with order 1, and an infinite start is no
+    interpolation node: :eq:`solvers-ends`. On a grid that JAX traces all coordinates count as finite.
 
     Examples
     --------
@@ -168,8 +169,9 @@ def runge_kutta(path: Path, method: Method) -> Table:
 
     Notes
     -----
-    Where f is singular at the end of a step (sigma = 0), a method that evaluates there gives way to `MIDPOINT`, which
-    keeps order 2; where the coordinate is infinite, to `EULER`.
+    The weights are :eq:`solvers-weights`, the rows :eq:`solvers-one-state`. Where f is singular at the end of a step
+    (sigma = 0), a method that evaluates there gives way to `MIDPOINT`, which keeps order 2; where the coordinate is
+    infinite, to `EULER`: :eq:`solvers-ends`.
 
     Examples
     --------
@@ -235,8 +237,8 @@ def solve(
 
     Notes
     -----
-    Memory is that of ``1 + K`` states, K the number of registers, whatever the number of rows. Reverse-mode
-    derivatives under JAX keep one such set a row and recompute the rest.
+    Memory is that of ``1 + K`` states, K the number of registers, whatever the number of rows: :eq:`solvers-memory`.
+    Reverse-mode derivatives under JAX keep one such set a row and recompute the rest.
 
     Examples
     --------
