@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from diffnum import convergence, grids, oracles, paths, schedules, solvers
+from diffnum import _problems, grids, oracles, paths, schedules, solvers
 from diffnum.convergence import (
     Moments,
     OrderError,
@@ -759,9 +759,9 @@ def test_far_points_keep_their_quantiles_too():
     mixture = (np.asarray([0.3, 0.7]), np.asarray([-1.0, 1.5]), np.asarray([0.5, 0.7]))
     mirrored = (mixture[0], -mixture[1], mixture[2])
     x = np.asarray([-19.0, -18.0, 18.0, 19.0])
-    there = convergence._quantile_map(mixture, x, start, stop)
-    np.testing.assert_allclose(convergence._quantile_map(mirrored, -x, start, stop), -there, rtol=1e-12)
-    np.testing.assert_allclose(convergence._quantile_map(mixture, there, stop, start), x, rtol=1e-11)
+    there = _problems._quantile_map(mixture, x, start, stop)
+    np.testing.assert_allclose(_problems._quantile_map(mirrored, -x, start, stop), -there, rtol=1e-12)
+    np.testing.assert_allclose(_problems._quantile_map(mixture, there, stop, start), x, rtol=1e-11)
     assert np.all(np.diff(there) > 0.1)
 
 
@@ -991,7 +991,7 @@ def test_the_ramp_fails_where_the_denoiser_varies_and_hides_where_it_does_not():
     assert caught.value.studies["uniform_log_snr"].order == pytest.approx(2.0, abs=SLOPE)
     (mild,) = problems("mixture-ve")
     far = dataclasses.replace(
-        mild, **convergence._line(schedules.edm(sigma_min=0.1, sigma_max=80.0), *convergence.MIXTURE)
+        mild, **_problems._line(schedules.edm(sigma_min=0.1, sigma_max=80.0), *_problems.MIXTURE)
     )
     hidden = check_sampler(ramp, order=2, problem=far, steps=(16, 32, 64), kinds=("uniform_log_snr",), tolerance=9.0)
     assert hidden["uniform_log_snr"].slopes[-1] > 2.5

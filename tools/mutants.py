@@ -63,7 +63,7 @@ MODULES = {
     "solvers": ["solvers.py", "_tables.py"],
     "grids": ["grids.py"],
     "oracles": ["oracles.py"],
-    "convergence": ["convergence.py"],
+    "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
 """Module -> files in diffnum/ that its tests answer for."""
 
