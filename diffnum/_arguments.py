@@ -111,7 +111,7 @@ def per_step(name: str, value: Array, like: Array, *, largest: float = np.inf) -
     Returns
     -------
     tuple of array and bool
-        The entries; False only if all are known to be 0.
+        The entries; False only if all are known to be 0 and no derivative is asked for.
 
     Raises
     ------
@@ -130,9 +130,10 @@ def per_step(name: str, value: Array, like: Array, *, largest: float = np.inf) -
         bound = "finite and >= 0" if largest == np.inf else f"in [0, {largest:g}]"
         msg = f"{name} must be {bound}, got {known}"
         raise ValueError(msg)
+    moves = known is None or bool(known.any()) or getattr(value, "requires_grad", False)
     # NumPy's grid meets another library's parameter there, where derivatives pass
     like = like if namespace(like) is xp else xp.asarray(like)
-    return xp.broadcast_to(convert(value, like, like.dtype), like.shape), known is None or bool(known.any())
+    return xp.broadcast_to(convert(value, like, like.dtype), like.shape), moves
 
 
 def number(name: str, value: Any, *, above: float = -np.inf, least: float = -np.inf) -> float:

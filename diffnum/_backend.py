@@ -22,9 +22,11 @@ __all__ = [
     "concrete",
     "constant",
     "convert",
+    "copy",
     "differentiate_as",
     "exp_below",
     "is_jax",
+    "matches",
     "namespace",
     "normal",
     "scan",
@@ -100,7 +102,8 @@ def concrete(x: Array) -> np.ndarray | None:
             return None
         return np.asarray(x)
     if array_api_compat.is_torch_array(x):
-        return x.detach().cpu().numpy()
+        x = x.detach().cpu()
+        return (x.float() if _is_bfloat16(x.dtype) else x).numpy()
     return np.asarray(x)
 
 
@@ -148,6 +151,8 @@ def state_dtype(x: Array) -> Any:
         float64 for float64, else float32, of the library of `x`.
     """
     xp = namespace(x)
+    if isinstance(x.dtype, np.dtype) and x.dtype.kind == "f":
+        return xp.float64 if x.dtype.itemsize >= 8 else xp.float32  # in any byte order, and for long doubles
     return xp.float64 if x.dtype == xp.float64 else xp.float32
 
 
@@ -274,6 +279,43 @@ def registers(like: Array, count: int) -> Any:
     return (xp.zeros_like(like),) * count
 
 
+def copy(array: Array) -> Array:
+    """`array` in memory of its own; itself for JAX, whose arrays cannot be written to.
+
+    Parameters
+    ----------
+    array : array
+        Values.
+
+    Returns
+    -------
+    array
+        The same values; derivatives pass.
+    """
+    return array if is_jax(array) else namespace(array).astype(array, array.dtype, copy=True)
+
+
+def matches(value: Array, like: Array) -> bool:
+    """Whether `value` is a real array of the library of `like`; for JAX, NumPy's serve as constants.
+
+    Parameters
+    ----------
+    value : array
+        Array to judge.
+    like : array
+        Array to compare with.
+
+    Returns
+    -------
+    bool
+        False for another library or kind of numbers.
+    """
+    xp = namespace(like)
+    ours = array_api_compat.is_array_api_obj(value) and namespace(value, like) is xp
+    ours = ours and (is_jax(like) or namespace(value) is xp)
+    return ours and (_is_bfloat16(value.dtype) or namespace(value).isdtype(value.dtype, ("real floating", "integral")))
+
+
 def put(stored: Any, slot: Any, value: Array) -> Any:
     """Registers with `value` in `slot`; if there are none (None), `value` alone, which is not kept from row to row.
 
@@ -300,8 +342,8 @@ def put(stored: Any, slot: Any, value: Array) -> Any:
     return (*stored[:slot], value, *stored[slot + 1 :])
 
 
-def add_normal(y: Array, scale: Array | float, rng: Any, row: Any) -> Array:
-    """``y + scale z`` with standard normals z; nothing is drawn where `scale` is 0.
+def add_normal(y: Array, scale: Array | float, rng: Any, row: Any, *, known: bool = True) -> Array:
+    """``y + scale z`` with standard normals z; nothing is drawn where `scale` is known to be 0.
 
     Parameters
     ----------
@@ -313,13 +355,16 @@ def add_normal(y: Array, scale: Array | float, rng: Any, row: Any) -> Array:
         Source of the draw.
     row : int
         Number of the draw.
+    known : bool, optional
+        Whether `scale` comes from values that were known when tracing began. If not, z is drawn at 0 too, since
+        derivatives with respect to `scale` need it.
 
     Returns
     -------
     array
         The noisy state.
     """
-    if is_jax(y) and is_jax(scale):
+    if is_jax(y) and is_jax(scale) and known:
         import jax
 
         z = jax.lax.cond(scale == 0.0, lambda: jax.numpy.zeros_like(y), lambda: normal(rng, row, y))

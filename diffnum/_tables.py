@@ -161,7 +161,9 @@ class Table(NamedTuple):
                 return Level(*(np.asarray(part, dtype=float) for part in value))
             return None if value is None else np.asarray(value, dtype=int if name in {"slot", "end"} else float)
 
-        return cls(**{name: array(name, value) for name, value in fields.items()})
+        table = cls(**{name: array(name, value) for name, value in fields.items()})
+        _check_parts(table)
+        return table
 
     def __str__(self) -> str:
         """The rows, aligned: log-SNR of the evaluation, factor of the state, weights of the registers, noise."""
@@ -176,6 +178,34 @@ class Table(NamedTuple):
             for r in range(len(carry))
         ]
         return "\n".join([f"{head}     noise   (* stored in this row)", *lines])
+
+
+def _check_parts(table: Table) -> None:
+    """Raise unless the parts of a table read from a file fit together."""
+    rows, steps, registers = len(table.slot), len(table.end), table.weights.shape[-1]
+    shapes: dict[str, tuple[int, ...]] = dict.fromkeys(("slot", "carry", "noise", "bias"), (rows,))
+    shapes |= {"weights": (rows, registers), "target": (rows, 2), "start": (2,), "end": (steps,)}
+    for name, shape in shapes.items():
+        part = getattr(table, name)
+        if part is not None and part.shape != shape:
+            msg = f"text must hold {name} of shape {shape}, got {part.shape}"
+            raise ValueError(msg)
+    for name, length in (("level", rows), ("node", steps + 1)):
+        got = [part.shape for part in getattr(table, name)]
+        if got != [(length,)] * 3:
+            msg = f"text must hold {name} of shapes {(length,)}, got {got}"
+            raise ValueError(msg)
+    for name, part, limit in (("slot", table.slot, registers), ("end", table.end, rows)):
+        if not ((part >= 0) & (part < limit)).all():
+            msg = f"text must hold {name} from 0 to {limit - 1}, got {part}"
+            raise ValueError(msg)
+
+
+def _check_nodes(path: Path) -> None:
+    known = concrete(path.coordinate(path.start))
+    if known is not None and np.isin(0.0, np.diff(known[np.isfinite(known)])):
+        msg = f"t must have nodes that {path.name} can tell apart, got two with one coordinate"
+        raise ValueError(msg)
 
 
 @dataclass(frozen=True)
@@ -214,6 +244,7 @@ def assemble(path: Path, plan: Sequence[Method]) -> Table:
     if len(plan) != path.steps:
         msg = f"plan must hold one method for each of the {path.steps} steps, got {len(plan)}"
         raise ValueError(msg)
+    _check_nodes(path)
     first_rows = np.concatenate([[0], np.cumsum([len(m.stages) for m in plan])]).astype(int)
     for method, _ in itertools.groupby(plan):
         _check(method)

@@ -151,15 +151,20 @@ def study(
     """
     counts = _step_counts(steps)
     target = to_numpy(reference, "reference")
+    if not np.isfinite(target).all():
+        msg = f"reference must be finite, got {target}"
+        raise ValueError(msg)
+    if floor is not None and not 0.0 <= floor < math.inf:
+        msg = f"floor must be a finite number >= 0, got {floor!r}"
+        raise ValueError(msg)
     signed, floors = [], []
     for n in counts:
         result = to_numpy(run(n), "run(n)")
         eps = float(np.finfo(result.dtype).eps)
-        try:
-            difference = np.asarray(result - target, dtype=np.float64)
-        except ValueError:
-            msg = f"run(n) must fit the shape of reference, {target.shape}, got {result.shape} for n = {n}"
-            raise ValueError(msg) from None
+        if result.size == 0 or not _fits(target.shape, result.shape):
+            msg = f"run(n) must have a shape that reference, {target.shape}, fits; got {result.shape} for n = {n}"
+            raise ValueError(msg)
+        difference = np.asarray(result - target, dtype=np.float64)
         signed.append(_size(difference, norm))
         scale = abs(_size(np.broadcast_to(target, difference.shape), "max" if callable(norm) else norm))
         floors.append(ROUNDING * eps * math.sqrt(n) * scale if floor is None else float(floor))
@@ -288,6 +293,14 @@ def _step_counts(steps: Sequence[int]) -> tuple[int, ...]:
     return tuple(int(n) for n in counts)
 
 
+def _fits(target: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """Whether an array of shape `target` broadcasts to `shape`, without making it larger."""
+    try:
+        return np.broadcast_shapes(target, shape) == shape
+    except ValueError:
+        return False
+
+
 def _size(difference: np.ndarray, norm: Any) -> float:
     if callable(norm):
         size: Any = norm(difference)
@@ -331,7 +344,12 @@ def _ode_run(
     sampler: Sampler, task: Problem, kind: str, path: Any, asarray: Callable
 ) -> tuple[Callable[[int], Array], np.ndarray]:
     def run(n: int) -> Array:
-        return sampler(task.denoise, asarray(task.x), _path_of(task, task.grid(n, kind), path))
+        result = sampler(task.denoise, asarray(task.x.copy()), _path_of(task, task.grid(n, kind), path))
+        shape = np.shape(to_numpy(result, "sampler's result"))
+        if shape != task.x.shape:
+            msg = f"sampler must return the shape of x, {task.x.shape}, got {shape}"
+            raise ValueError(msg)
+        return result
 
     return run, task.reference
 

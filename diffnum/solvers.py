@@ -171,7 +171,8 @@ def runge_kutta(path: Path, method: Method) -> Table:
     -----
     The weights are :eq:`solvers-weights`, the rows :eq:`solvers-one-state`. Where f is singular at the end of a step
     (sigma = 0), a method that evaluates there gives way to `MIDPOINT`, which keeps order 2; where the coordinate is
-    infinite, to `EULER`: :eq:`solvers-ends`.
+    infinite, to `EULER`: :eq:`solvers-ends`. On a grid that JAX traces all levels count as regular: there `MIDPOINT`
+    can end at sigma = 0, `HEUN` cannot.
 
     Examples
     --------
@@ -209,7 +210,7 @@ def solve(
     Parameters
     ----------
     denoise : callable
-        ``denoise(x, level) -> x0_hat``, of the shape of `x`.
+        ``denoise(x, level) -> x0_hat``, of the shape and library of `x`. It must not write to its `x`.
     x : array
         State at the first level, of any shape, floating point.
     table : Table
@@ -262,11 +263,14 @@ def solve(
     def body(carry: tuple, row: _Row) -> tuple[tuple, Array | None]:
         y, stored = carry
         u = _backend.cast(y, dtype)
-        f = _backend.cast(_checked(denoise(u, row.level), u), state)
+        value = _checked(denoise(u, row.level), u)
+        f = _backend.cast(value, state)
         if row.target is not None:
             f = row.target[0] * y + row.target[1] * f
         # stored before it is combined: in this order XLA makes no copy of the registers
-        stored = _backend.put(stored, row.slot, _backend.cast(f, dtype))
+        f = _backend.cast(f, dtype)
+        # the denoiser may use its array again
+        stored = _backend.put(stored, row.slot, _backend.copy(f) if registers > 1 and f is value else f)
         y = row.carry * y
         for k in range(registers):
             weight = row.weights[k]
@@ -275,10 +279,11 @@ def solve(
         if row.bias is not None:
             y += row.bias * centre
         if row.noise is not None:
-            y = _backend.add_normal(y, row.noise, rng, row.number)
+            y = _backend.add_normal(y, row.noise, rng, row.number, known=known)
         return (y, stored if registers > 1 else None), _backend.cast(y, dtype) if trajectory else None
 
     y = _backend.cast(x, state)
+    known = table.noise is not None and concrete(table.noise) is not None
     if table.start is not None:
         scale, added = _backend.columns(table.start, x, state)
         y = _backend.add_normal(scale * y, added, rng, table.evaluations)
@@ -649,6 +654,10 @@ def _checked(value: Any, x: Array) -> Array:
         got = f"shape {tuple(shape)}" if shape is not None else type(value).__name__
         msg = f"denoise must return an array of the shape of x, {tuple(x.shape)}, got {got}"
         raise ValueError(msg)
+    if not _backend.matches(value, x):
+        got = f"{type(value).__name__} of {value.dtype}"
+        msg = f"denoise must return real numbers in an array of the library of x, got {got}"
+        raise TypeError(msg)
     return value
 
 

@@ -990,9 +990,7 @@ def test_the_ramp_fails_where_the_denoiser_varies_and_hides_where_it_does_not():
         check_sampler(ramp, order=3, steps=STEPS, kinds=("uniform_log_snr",))
     assert caught.value.studies["uniform_log_snr"].order == pytest.approx(2.0, abs=SLOPE)
     (mild,) = problems("mixture-ve")
-    far = dataclasses.replace(
-        mild, **_problems._line(schedules.edm(sigma_min=0.1, sigma_max=80.0), *_problems.MIXTURE)
-    )
+    far = dataclasses.replace(mild, **_problems._line(schedules.edm(sigma_min=0.1, sigma_max=80.0), *_problems.MIXTURE))
     hidden = check_sampler(ramp, order=2, problem=far, steps=(16, 32, 64), kinds=("uniform_log_snr",), tolerance=9.0)
     assert hidden["uniform_log_snr"].slopes[-1] > 2.5
 
@@ -1185,3 +1183,29 @@ def test_moments_is_a_pair():
     mean, std = Moments(1.0, 2.0)
     assert (mean, std) == (1.0, 2.0)
     assert float(ndtr(0.0)) == 0.5
+
+
+def test_a_sampler_that_works_in_place_leaves_the_bank_alone():
+    def in_place(denoise, x, path):
+        start, stop = path.start, path.stop
+        for t, alpha, sigma, after, noise in zip(*start, stop.alpha, stop.sigma, strict=True):
+            value = denoise(x, Level(t, alpha, sigma))
+            x *= noise / sigma
+            x += (after - alpha * noise / sigma) * value
+        return x
+
+    check_sampler(in_place, order=1)
+    check_sampler(solvers.ab1, order=1)
+
+
+def test_shapes_that_do_not_fit_are_no_errors_of_the_method():
+    with pytest.raises(ValueError, match="sampler must return the shape of x"):
+        check_sampler(lambda denoise, x, path: solvers.ab1(denoise, x, path).ravel(), order=1)
+    column = np.array([[1.0], [2.0]])
+    with pytest.raises(ValueError, match=r"run\(n\) must have a shape"):
+        study(lambda n: column + n**-2.0, [10, 20, 40, 80], np.array([1.0, 2.0]))
+    with pytest.raises(ValueError, match="reference must be finite"):
+        study(lambda n: 1 / n, [10, 20, 40], np.inf)
+    for floor in (-1.0, np.inf, np.nan):
+        with pytest.raises(ValueError, match="floor"):
+            study(lambda n: 1 / n, [10, 20, 40], 0.0, floor=floor)

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
-ALLOWED = {"diffnum", "numpy", "scipy", "array_api_compat"}
+ALLOWED = {"diffnum", "numpy", "scipy", "array_api_compat", "charset_normalizer"}  # the last by numpy.f2py
 """Top-level modules beyond the standard library that `import diffnum.solvers` may load."""
 
 # Beside them: a compiled library's own helpers, which are no packages of their own.

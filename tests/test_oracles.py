@@ -374,7 +374,7 @@ def test_covariances_that_rounding_has_touched() -> None:
     for bad in (np.eye(2) + 0.5 * np.ones((2, 2)) + 1e-3 * tilt, np.diag([1.0, 2.0]) + 1e-6 * tilt):
         with pytest.raises(ValueError, match="symmetric"):
             oracles.gaussian(0.0, covariance=bad)
-    with pytest.raises(ValueError, match="positive semi-definite, got the eigenvalue -0.0001"):
+    with pytest.raises(ValueError, match=r"positive semi-definite, got the eigenvalue -0.0001"):
         oracles.gaussian(0.0, covariance=np.diag([-1e-4, 2.0]))
 
 

@@ -508,7 +508,7 @@ def test_one_trajectory_for_all_schedules():
         ratio_dot = (after.sigma / after.alpha - before.sigma / before.alpha) / (2 * step)
 
         def slope(x_dot: np.ndarray, level: Level = level, x: np.ndarray = x) -> np.ndarray:
-            return (x_dot - alpha_dot / level.alpha * x) / level.alpha / ratio_dot  # noqa: B023
+            return (x_dot - alpha_dot / level.alpha * x) / level.alpha / ratio_dot
 
         np.testing.assert_allclose(slope(x_dot), noise[inside], rtol=DIFFERENCE, atol=DIFFERENCE)
         for wrong in (f * x - g2 * score, f * x + 0.5 * g2 * score, 1.1 * f * x - 0.5 * g2 * score - 0.1 * x):

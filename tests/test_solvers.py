@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.interpolate import CubicSpline
 
-from diffnum import grids, paths, schedules, solvers
+from diffnum import grids, oracles, paths, schedules, solvers
 from diffnum.schedules import Level
 from diffnum.solvers import (
     EULER,
@@ -1670,3 +1670,56 @@ def test_a_multistep_method_is_no_runge_kutta_method():
     two = solvers.Method("two", 2, (0.0,), ((0, -1),))
     with pytest.raises(ValueError, match="method must not look at earlier steps, got two with 1"):
         runge_kutta(path_of_four(), two)
+
+
+# -- what a denoiser may do with its arrays ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["numpy", "torch"], indirect=True)
+@pytest.mark.parametrize("method", [ab2, ab4, heun])
+def test_a_denoiser_may_use_its_output_again(backend, method):
+    """Code that writes its result into one buffer must not overwrite the registers."""
+    path = paths.x0(schedules.rectified_flow(), np.array([0.9, 0.6, 0.4, 0.2, 0.05]))
+    data = oracles.gaussian(np.array([0.5]), 0.8)
+    x = backend.asarray([[1.0], [2.0]])
+    buffer = backend.asarray([[0.0], [0.0]])
+
+    def denoise(x, level):
+        buffer[...] = data.denoise(x, level)
+        return buffer
+
+    assert backend.numpy(method(denoise, x, path)).tolist() == backend.numpy(method(data.denoise, x, path)).tolist()
+
+
+@pytest.mark.parametrize("dtype", [">f8", "longdouble"])
+def test_wide_floats_of_numpy_are_summed_in_float64(dtype):
+    path = paths.x0(schedules.rectified_flow(), np.array([0.9, 0.6, 0.4, 0.2, 0.05]))
+    data, x = oracles.gaussian(np.array([0.5]), 0.8), np.array([[1.0], [2.0]])
+    found = ab3(data.denoise, x.astype(dtype), path)
+    assert found.dtype == np.dtype(dtype)
+    np.testing.assert_allclose(found.astype(float), ab3(data.denoise, x, path), rtol=1e-14)
+
+
+def test_the_derivative_in_eta_at_zero_sees_the_noise():
+    """d/d eta of the noise sigma' sqrt(1 - exp(-2 eta^2 h)) z is not 0 at eta = 0: against a one-sided difference."""
+    jax = pytest.importorskip("jax")
+    t, x, key = np.array([0.9, 0.5, 0.2]), np.array([[1.0], [2.0]]), jax.random.key(0)
+    data = oracles.gaussian(np.array([0.5]), 0.8)
+
+    def total(eta):
+        path = paths.x0(schedules.rectified_flow(), jax.numpy.asarray(t), eta=eta)
+        return ab1(data.denoise, jax.numpy.asarray(x), path, rng=key).sum()
+
+    step = 1e-6
+    eager = jax.jit(total)
+    difference = (4 * eager(step) - eager(2 * step) - 3 * eager(0.0)) / (2 * step)
+    assert float(jax.grad(total)(0.0)) == pytest.approx(float(difference), rel=1e-5)
+    assert abs(float(difference)) > 0.1
+
+
+def test_a_denoiser_of_another_library():
+    path = paths.x0(schedules.rectified_flow(), np.array([0.9, 0.5]))
+    jnp = pytest.importorskip("jax.numpy")
+    for value in (jnp.ones((2, 1)), np.ones((2, 1), dtype=complex)):
+        with pytest.raises(TypeError, match="denoise must return real numbers"):
+            ab1(lambda x, level, value=value: value, np.ones((2, 1)), path)

@@ -551,3 +551,30 @@ def test_a_method_of_ones_own():
     states = of_whole_step(runge_kutta(paths.semilinear(np.array([0.0, 2.0])), ralston), 0)
     assert states[-1][1] == pytest.approx({0: 0.5, 1: 1.5})
     assert states[0][1] == pytest.approx({0: 4.0 / 3.0})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("carry", [1.0]),
+        ("slot", [9, 9, 9, 9]),
+        ("end", [0, 1, 2, 99]),
+        ("end", [-1, 1, 2, 3]),
+        ("weights", [[1.0, 0.0]] * 3),
+        ("target", [[1.0, 0.0]] * 3),
+        ("level", [[1.0]] * 3),
+        ("node", [[1.0] * 4] * 3),
+    ],
+)
+def test_json_whose_parts_do_not_fit(field, value):
+    path = paths.x0(schedules.rectified_flow(), np.array([0.9, 0.6, 0.4, 0.2, 0.05]))
+    fields = json.loads(adams_bashforth(path, 2).to_json()) | {field: value}
+    with pytest.raises(ValueError, match=field):
+        Table.from_json(json.dumps(fields))
+
+
+def test_nodes_that_round_to_one_coordinate():
+    flow = schedules.rectified_flow()
+    t = np.array([0.9, np.nextafter(0.9, 0.0), 0.3, 0.05])
+    with pytest.raises(ValueError, match=r"t must have nodes that velocity.* can tell apart"):
+        adams_bashforth(paths.velocity(flow, t), 2)
