@@ -165,18 +165,19 @@ def _infinite_above(limit: float, x: Array, y: Array) -> Array:
     """`y` where ``x <= limit`` or x is NaN, else infinity (with an infinite derivative)."""
     xp = _backend.namespace(x)
     over = x > limit
-    return xp.where(over, xp.where(over, x, 1.0) * math.inf, y)
+    return xp.where(over, xp.where(over, x, math.inf) * math.inf, y)
 
 
 def _limit(z: Array) -> float:
     """Argument above which ``exp`` may overflow; two ulp inside, because the logarithm itself is rounded."""
     info = _backend.namespace(z).finfo(z.dtype)
-    return math.log(float(info.max)) * (1 - 2 * float(info.eps))
+    ulp = float(info.eps)
+    return math.log(float(info.max)) * (1 - ulp - ulp)
 
 
 def _exp(z: Array) -> Array:
     xp, limit = _backend.namespace(z), _limit(z)
-    return _infinite_above(limit, z, xp.exp(xp.where(z > limit, 0.0, z)))
+    return _infinite_above(limit, z, xp.exp(xp.where(z > limit, SWITCH, z)))
 
 
 def _regions(z: Array) -> tuple[Array, Array, Array, float]:
@@ -197,9 +198,8 @@ def _coefficients(k: int) -> tuple[float, ...]:
 
 
 def _taylor(k: int, z: Array) -> Array:
-    head, *tail = _coefficients(k)
-    y = z * 0.0 + head
-    for c in tail:
+    y = z * 0.0
+    for c in _coefficients(k):
         y = y * z + c
     return y
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import integrate
 
-from diffnum.phi import LARGEST, SWITCH, phi, phis
+from diffnum.phi import LARGEST, SWITCH, _limit, phi, phis
 
 INDICES = range(LARGEST + 1)
 
@@ -257,6 +257,11 @@ def test_no_warning_at_the_last_finite_exponential(dtype: str) -> None:
     z = np.asarray([limit, np.nextafter(limit, limit.dtype.type(0)), np.nextafter(limit, limit.dtype.type(1e4))], dtype)
     for k in INDICES:
         assert (phi(k, z) > 1e20).all()
+    largest = np.asarray(_limit(z), dtype)
+    largest = np.where(largest > _limit(z), np.nextafter(largest, largest.dtype.type(0)), largest)
+    for k in INDICES:
+        for value in (phi(k, largest), phis(LARGEST, largest)[k]):
+            assert value == pytest.approx(math.exp(largest) / float(largest) ** k, rel=2e-5)
     assert np.isfinite(phi(0, limit * limit.dtype.type(1 - 1e-6)))
 
 
