@@ -430,12 +430,12 @@ def _sweep(read: Callable[[Any, int], Accumulator], n: int, size: int) -> tuple[
 
 
 def _lazy_average(scores: Callable[[Array], Array], values: Array, n: int, size: int) -> Array:
-    head = scores(_backend.slice_axis(values, 0, 1, -2))
+    head = _backend.asfloat(scores(_backend.slice_axis(values, 0, 1, -2)), "scores")
     values = _beside(values, head)
 
     def read(begin: Any, length: int) -> Accumulator:
         rows = _backend.slice_axis(values, begin, length, -2)
-        return _of_chunk(_beside(scores(rows), rows), rows, -1)
+        return _of_chunk(_beside(_backend.asfloat(scores(rows), "scores"), rows), rows, -1)
 
     mean = average(Accumulator(*_sweep(read, n, size)))
     return _backend.namespace(mean).astype(mean, head.dtype, copy=False)

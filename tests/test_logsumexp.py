@@ -792,3 +792,11 @@ def test_not_real(bad: Any) -> None:
         softmax_average(np.zeros(1), bad)
     with pytest.raises(TypeError, match="like must be real"):
         start(bad)
+
+
+def test_scores_on_demand_may_be_integers():
+    found = softmax_average(lambda rows: np.arange(len(rows)), np.array([[0.0], [10.0], [4.0]]), chunk=3)
+    weights = np.exp([0.0, 1.0, 2.0])
+    assert found[0] == pytest.approx(float(weights @ [0.0, 10.0, 4.0] / weights.sum()), rel=1e-14)
+    with pytest.raises(TypeError, match="scores must be real"):
+        softmax_average(lambda rows: np.ones(len(rows), dtype=bool), np.ones((3, 1)))
