@@ -310,10 +310,13 @@ def matches(value: Array, like: Array) -> bool:
     bool
         False for another library or kind of numbers.
     """
-    xp = namespace(like)
-    ours = array_api_compat.is_array_api_obj(value) and namespace(value, like) is xp
-    ours = ours and (is_jax(like) or namespace(value) is xp)
-    return ours and (_is_bfloat16(value.dtype) or namespace(value).isdtype(value.dtype, ("real floating", "integral")))
+    candidate: Any = value
+    if not array_api_compat.is_array_api_obj(candidate):
+        return False
+    xp, own = namespace(like), namespace(value)
+    if xp is not (namespace(value, like) if is_jax(like) else own):
+        return False
+    return _is_bfloat16(value.dtype) or own.isdtype(value.dtype, ("real floating", "integral"))
 
 
 def put(stored: Any, slot: Any, value: Array) -> Any:
