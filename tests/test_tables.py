@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -439,6 +439,22 @@ def test_gaps_are_bridged_by_the_forward_kernel(method):
     assert start == pytest.approx(alpha / levels.alpha[0], rel=1e-12)
     assert noise == pytest.approx(1.1 * alpha * rho[0] * math.sqrt(1.4**2 - 1.0), rel=1e-12)
     np.testing.assert_allclose(table.node.sigma / table.node.alpha, [rho[0], *(rho[1:9] * (1 + gamma[1:])), rho[9]])
+
+
+@pytest.mark.claim("solvers-table")
+def test_noise_of_a_step_and_of_the_gap_after_it_add_in_squares():
+    schedule, eta = schedules.vp_linear(), 0.5
+    t = schedule.time(LOG_SNR)
+    stop = paths.ancestral(paths.x0(schedule, t), 0.8).stop
+    path = replace(paths.x0(schedule, t, eta=eta), stop=stop, gaps=True)
+    table = runge_kutta(path, EULER)
+    level, formula = schedule.level(t), reference.x0_formula("vp", eta)
+    for n in range(9):
+        a, b = ((0.0, float(part.alpha[i]), float(part.sigma[i])) for part, i in ((level, n), (stop, n)))
+        scale = level.alpha[n + 1] / b[1]
+        variance = (formula.noise(a, b) * scale) ** 2 + level.sigma[n + 1] ** 2 - (scale * b[2]) ** 2
+        assert float(table.noise[n]) == pytest.approx(math.sqrt(variance), rel=1e-9)
+        assert float(table.carry[n]) == pytest.approx(formula.factor(a, b) * scale, rel=1e-12)
 
 
 def test_no_noise_where_nothing_is_raised():
