@@ -162,7 +162,7 @@ def study(
         result = to_numpy(run(n), "run(n)")
         eps = float(np.finfo(result.dtype).eps)
         if result.size == 0 or not _fits(target.shape, result.shape):
-            msg = f"run(n) must have a shape that reference, {target.shape}, fits; got {result.shape} for n = {n}"
+            msg = f"run(n) must fit the shape of reference, {target.shape}, got {result.shape} for n = {n}"
             raise ValueError(msg)
         difference = np.asarray(result - target, dtype=np.float64)
         signed.append(_size(difference, norm))

@@ -291,7 +291,8 @@ class Mixture(Oracle):
     def _draw(self, rng: Any, like: Array) -> Array:
         xp, number = _backend.namespace(like), _category_number(rng, like)
         _, means, stds = _cast(self._parameters(), like)
-        cumulative = xp.cumulative_sum(_cast((self.weights,), number)[0])
+        (weights,) = _cast((self.weights,), number)
+        cumulative = xp.cumulative_sum(weights)
         which = xp.searchsorted(cumulative[:-1], number * cumulative[-1], side="right")
         return xp.take(means, which, axis=0) + xp.take(stds, which, axis=0) * _backend.normal(rng, 1, like)
 
@@ -398,8 +399,9 @@ class Empirical(Oracle):
     def _draw(self, rng: Any, like: Array) -> Array:
         xp, count = _backend.namespace(like), self.data.shape[0]
         which = xp.astype(xp.floor(_category_number(rng, like) * count), xp.int32)
+        (data,) = _cast((self.data,), like)
         # In float32 the product may round up to the count.
-        return xp.take(_cast((self.data,), like)[0], xp.where(which < count, which, count - 1), axis=0)
+        return xp.take(data, xp.clip(which, 0, count - 1), axis=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -458,8 +460,9 @@ class SemilinearProblem:
         array, shape (..., d)
             One component for each phase.
         """
-        t = self._at(t)[0]
-        return _backend.namespace(t).cos(t[..., None] + _cast((self.phases,), t)[0])
+        t, _, _ = self._at(t)
+        (phases,) = _cast((self.phases,), t)
+        return _backend.namespace(t).cos(t[..., None] + phases)
 
     def f(self, t: Array, y: Array, /) -> Array:
         """Nonlinear part f(t, y) of :eq:`oracles-semilinear`.

@@ -1202,7 +1202,7 @@ def test_shapes_that_do_not_fit_are_no_errors_of_the_method():
     with pytest.raises(ValueError, match="sampler must return the shape of x"):
         check_sampler(lambda denoise, x, path: solvers.ab1(denoise, x, path).ravel(), order=1)
     column = np.array([[1.0], [2.0]])
-    with pytest.raises(ValueError, match=r"run\(n\) must have a shape"):
+    with pytest.raises(ValueError, match=r"run\(n\) must fit the shape"):
         study(lambda n: column + n**-2.0, [10, 20, 40, 80], np.array([1.0, 2.0]))
     with pytest.raises(ValueError, match="reference must be finite"):
         study(lambda n: 1 / n, [10, 20, 40], np.inf)
