@@ -32,6 +32,7 @@ BUDGET_HARD = 16.0
 """Seconds above which the build fails: twice the budget, since processors differ."""
 ALT_LENGTH = (30, 250)
 """Characters of an alternative text."""
+SHARED_IDS = ("proof", "proof-content", "exercise-content", "solution-content")
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 PUNCTUATION = re.compile(r"[.,;:!?)\]\u2019\u201d]+|-\w+")
 FILE_SUFFIXES = (".png", ".svg", ".jpg", ".jpeg", ".gif", ".webp", ".pdf")
@@ -69,12 +70,12 @@ def repair_extensions() -> None:
 
 
 def unique_ids(app: Sphinx, doctree: nodes.document) -> None:
-    """Rename the id shared by the bodies of all proofs, exercises and solutions of a page."""
+    """Number the ids that all proofs, and the bodies of all theorems, exercises and solutions of a page share."""
     seen = 0
-    for section in doctree.findall(nodes.section):
-        if section["ids"] in (["proof-content"], ["exercise-content"], ["solution-content"]):
+    for node in doctree.findall(lambda node: isinstance(node, nodes.section | nodes.admonition)):
+        if len(node["ids"]) == 1 and node["ids"][0] in SHARED_IDS:
             seen += 1
-            section["ids"] = [f"{section['ids'][0]}-{seen}"]
+            node["ids"] = [f"{node['ids'][0]}-{seen}"]
 
 
 def shorten_listings(app: Sphinx, doctree: nodes.document) -> None:
