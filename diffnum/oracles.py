@@ -44,8 +44,8 @@ CHUNK_NUMBERS = 2**20
 """Scores, or coordinates of data, held at once when no chunk is given: 8 MiB of float64."""
 SHORTEST_CHUNK = 128
 """Points of data in an automatic chunk at least, whatever the batch."""
-LIMIT = {True: 1e-30, False: 1e-10}
-"""sigma over the size of the data, in float64 and in float32, below which the posterior of a data set is its limit."""
+LIMIT = 1e-10
+"""sigma over the size of the data below which the posterior of a data set is its limit in every digit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -392,7 +392,7 @@ class Empirical(Oracle):
             xp.reshape(xp.broadcast_to(value, at.x[..., :1].shape), (-1, 1))
             for value in (at.alpha, at.sigma, at.parameters[1])
         )
-        floor = scale * LIMIT[at.x.dtype == xp.float64]
+        floor = scale * LIMIT
         sigma = xp.where(sigma > floor, sigma, xp.where(floor > 0, floor, xp.ones_like(floor)))
         return xp.reshape(at.x, (-1, at.x.shape[-1])), alpha, sigma
 
