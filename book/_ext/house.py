@@ -7,6 +7,7 @@ sections inside proofs and exercises, which in turn repeat one id. Gates: altern
 from __future__ import annotations
 
 import ast
+import hashlib
 import os
 import re
 import textwrap
@@ -194,6 +195,11 @@ def check_budget(app: Sphinx, exception: Exception | None) -> None:
         raise ExtensionError(msg)
 
 
+def version(path: str) -> int:
+    """Hash of an extension: pages that another version has read are read again."""
+    return int(hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8], 16)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Connect the repairs and the gates."""
     repair_extensions()
@@ -203,4 +209,4 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.connect("doctree-read", keep_punctuation)
     app.connect("doctree-read", check_alt)
     app.connect("build-finished", check_budget)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    return {"env_version": version(__file__), "parallel_read_safe": True, "parallel_write_safe": True}
