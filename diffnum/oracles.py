@@ -224,7 +224,7 @@ class Gaussian(Oracle):
     def _covariance(self, at: _Point) -> Array:
         std, inverse, residual = self._standardise(at)
         # A direction without noise is known exactly; one without spread always was.
-        variance = (std * at.sigma * inverse) ** 2 + 0.0 * residual
+        variance = at.xp.broadcast_to((std * at.sigma * inverse) ** 2, residual.shape)
         basis = _identity(at, at.x.shape[-1]) if self.basis is None else at.parameters[2]
         return at.xp.matmul(basis * variance[..., None, :], basis.T)
 
@@ -285,7 +285,7 @@ class Mixture(Oracle):
         share, means, stds = self._posterior(at)
         centred = means - at.xp.sum(share * means, axis=-2, keepdims=True)
         between = at.xp.matmul(at.xp.matrix_transpose(share * centred), centred)
-        within = at.xp.sum(share * stds * stds + 0.0 * centred, axis=-2)
+        within = at.xp.sum(at.xp.broadcast_to(share * stds * stds, centred.shape), axis=-2)
         return between + within[..., None] * _identity(at, at.x.shape[-1])
 
     def _draw(self, rng: Any, like: Array) -> Array:
