@@ -204,7 +204,8 @@ def solve(
     rng: Any = None,
     trajectory: bool = False,
     progress: Callable[[list], Iterable] | None = None,
-) -> Array:
+    has_aux: bool = False,
+) -> Any:
     """Run a table: :eq:`solvers-table`.
 
     Parameters
@@ -223,11 +224,14 @@ def solve(
         Return the states at all N + 1 nodes, stacked along a new first axis.
     progress : callable, optional
         Wraps the list of rows, like ``tqdm.tqdm``; not under JAX.
+    has_aux : bool, optional
+        Whether `denoise` returns a pair, ``(x0_hat, aux)``, whose second part is an array to be recorded.
 
     Returns
     -------
-    array
-        State at the last level, or all states; dtype and library of `x`.
+    array or tuple of array
+        State at the last level, or all states; dtype and library of `x`. With `has_aux` a pair: that, and the `aux` of
+        all evaluations, stacked along a new first axis of length ``table.evaluations``.
 
     Raises
     ------
@@ -260,10 +264,11 @@ def solve(
     registers = table.weights.shape[1]
     centre = None if table.centre is None else _backend.convert(table.centre, x, state)
 
-    def body(carry: tuple, row: _Row) -> tuple[tuple, Array | None]:
+    def body(carry: tuple, row: _Row) -> tuple[tuple, tuple]:
         y, stored = carry
         u = _backend.cast(y, dtype)
-        value = _checked(denoise(u, row.level), u)
+        value, aux = denoise(u, row.level) if has_aux else (denoise(u, row.level), None)
+        value = _checked(value, u)
         f = _backend.cast(value, state)
         if row.target is not None:
             f = row.target[0] * y + row.target[1] * f
@@ -280,7 +285,8 @@ def solve(
             y += row.bias * centre
         if row.noise is not None:
             y = _backend.add_normal(y, row.noise, rng, row.number, known=known)
-        return (y, stored if registers > 1 else None), _backend.cast(y, dtype) if trajectory else None
+        recorded = _backend.cast(y, dtype) if trajectory else None
+        return (y, stored if registers > 1 else None), (recorded, aux)
 
     y = _backend.cast(x, state)
     known = table.noise is not None and concrete(table.noise) is not None
@@ -289,12 +295,17 @@ def solve(
         y = _backend.add_normal(scale * y, added, rng, table.evaluations)
     rows = _rows(table, x, state)
     stored = _backend.registers(x, registers) if registers > 1 else None
-    (end, _), states = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
+    (end, _), outs = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
+    states, aux = outs if _backend.is_jax(x) else zip(*outs, strict=True)
     if not trajectory:
-        return _backend.cast(end, dtype)
-    if _backend.is_jax(x):
-        return xp.concat([x[None, ...], states[table.end]])
-    return xp.stack([x, *(states[r] for r in table.end)])
+        result = _backend.cast(end, dtype)
+    elif _backend.is_jax(x):
+        result = xp.concat([x[None, ...], states[table.end]])
+    else:
+        result = xp.stack([x, *(states[r] for r in table.end)])
+    if not has_aux:
+        return result
+    return result, aux if _backend.is_jax(x) else xp.stack(aux)
 
 
 def ab1(
