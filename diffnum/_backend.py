@@ -32,6 +32,7 @@ __all__ = [
     "scan",
     "slice_axis",
     "state_dtype",
+    "while_loop",
 ]
 
 Array = Any
@@ -256,6 +257,34 @@ def scan(body: Callable[[Any, Any], Any], carry: Any, rows: Any, like: Array) ->
         carry, out = body(carry, row)
         outs.append(out)
     return carry, outs
+
+
+def while_loop(going: Callable[[Any], Any], body: Callable[[Any], Any], carry: Any, like: Array) -> Any:
+    """Apply ``carry = body(carry)`` while ``going(carry)``; ``lax.while_loop`` if `like` is a JAX array.
+
+    Parameters
+    ----------
+    going : callable
+        ``going(carry) -> bool``.
+    body : callable
+        ``body(carry) -> carry``, of the same shapes and dtypes.
+    carry : pytree
+        Initial value; for JAX a pytree of arrays, differentiable in forward mode only.
+    like : array
+        Decides who runs the loop.
+
+    Returns
+    -------
+    pytree
+        The final carry.
+    """
+    if is_jax(like):
+        import jax
+
+        return jax.lax.while_loop(going, body, carry)
+    while going(carry):
+        carry = body(carry)
+    return carry
 
 
 def registers(like: Array, count: int) -> Any:
