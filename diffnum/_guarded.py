@@ -21,6 +21,7 @@ __all__ = [
     "falling_moments",
     "log_cosine",
     "log_quotient",
+    "renewed",
     "rising_moments",
     "sigma_over_alpha",
     "times",
@@ -70,7 +71,7 @@ def rising_moments(count: int, z: Array) -> tuple[Array, ...]:
     count : int
         Number of moments.
     z : array
-        Exponents, >= 0 or infinite.
+        Exponents, finite or +inf.
 
     Returns
     -------
@@ -215,6 +216,30 @@ def log_quotient(a: Array, b: Array, length: Array) -> Array:
     near = xp.log1p(xp.where(close, -length / b, 0.0 * one))
     far = xp.log(xp.where(zero, one, a) / b)
     return xp.where(zero, xp.full_like(a, -math.inf), xp.where(close, near, far))
+
+
+def renewed(s: Level, t: Level) -> Array:
+    """Share ``1 - exp(-2 h)`` of the variance at `t` that is new since the less noisy `s`, h their log-SNR difference.
+
+    From a cross product, in which rounding keeps the sign: ``1 - exp(-h) = (alpha_s sigma_t - alpha_t sigma_s) /
+    (alpha_s sigma_t)``. The difference of two logarithms has their rounding, and of two squares worse.
+
+    Parameters
+    ----------
+    s, t : Level
+        Noise levels.
+
+    Returns
+    -------
+    array
+        Shares in [0, 1]: 1 if `s` is clean or `t` pure noise, 0 where both are, and where `t` is not the noisier.
+    """
+    xp = namespace(s.alpha, t.alpha)
+    whole = s.alpha * t.sigma
+    one, zero, rise = xp.ones_like(whole), xp.zeros_like(whole), whole - t.alpha * s.sigma
+    moved = rise > 0.0
+    gap = xp.where(moved, rise, zero) / xp.where(moved, whole, one)
+    return gap * (2.0 - gap)
 
 
 def sigma_over_alpha(level: Level) -> Array:

@@ -53,6 +53,7 @@ __all__ = [
     "from_ddim_eta",
     "from_sde_2m_eta",
     "noise",
+    "reverse",
     "semilinear",
     "velocity",
     "x0",
@@ -188,8 +189,11 @@ def x0(
         log_start = a.log_snr - b.log_snr
         if stochastic:
             return tuple(b.alpha * m for m in power_moments(power[steps], log_start, count))
-        gap = -namespace(log_start).expm1(log_start)
-        return tuple(b.alpha * gap / (j + 1) for j in range(count))
+        # on a reversed path b may be pure noise, where the second form is the limit
+        xp, empty = namespace(log_start), b.alpha == 0.0
+        gap = -xp.expm1(xp.where(empty, xp.zeros_like(log_start), log_start))
+        length = xp.where(empty, -b.sigma * alpha_over_sigma(a), b.alpha * gap)
+        return tuple(length / (j + 1) for j in range(count))
 
     ratio_form = coordinate == "ratio"
     return _path(
@@ -577,6 +581,60 @@ def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
     Returns
     -------
     array
+def reverse(path: Path, /) -> Path:
+    """The same path run from data to noise: the ODE has no arrow, :eq:`paths-reverse`.
+
+    Parameters
+    ----------
+    path : Path
+        An ODE path whose steps join, with sigma > 0 at its clean end.
+
+    Returns
+    -------
+    Path
+        The same steps in the opposite order, each from its stop to its start. Any method makes a table of it.
+
+    Raises
+    ------
+    TypeError
+        If `path` is no `Path`.
+    ValueError
+        If `path` is stochastic or has gaps: noise cannot be taken back. Or if an end is singular: at sigma = 0 the
+        denoiser returns its input and says nothing of the direction, and `x0` in log-SNR has no finite step to alpha = 0
+        (``coordinate="ratio"`` and `velocity` have).
+
+    Notes
+    -----
+    A method of order p run there and back again returns to its start up to an error of order p, not exactly, since the
+    two runs interpolate through other values.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from diffnum import paths, schedules
+    >>> path = paths.reverse(paths.velocity(schedules.rectified_flow(), np.array([1.0, 0.5, 0.1])))
+    >>> path.start.t.tolist(), path.stop.t.tolist()
+    ([0.1, 0.5], [0.5, 1.0])
+    """
+    if not isinstance(path, Path):
+        msg = f"path must be a Path, got {type(path).__name__}"
+        raise TypeError(msg)
+    if path.stochastic or path.gaps:
+        msg = f"path must be an ODE path whose steps join, got {path.name}"
+        raise ValueError(msg)
+    sigma = concrete(path.last.sigma)
+    if sigma is not None and sigma == 0.0:
+        msg = f"path must end at sigma > 0 to be reversed, got sigma = 0 at the last level of {path.name}"
+        raise ValueError(msg)
+    place = concrete(path.coordinate(path.first))
+    if place is not None and not np.isfinite(place):
+        msg = f"path must start at a finite coordinate to be reversed, got {place} at the first level of {path.name}"
+        raise ValueError(msg)
+    flip = namespace(path.start.t).flip
+    start, stop = (Level(*map(flip, level)) for level in (path.stop, path.start))
+    return replace(path, name=f"reversed {path.name}", start=start, stop=stop, first=path.last, last=path.first)
+
+
         One `eta` for each step, for `x0`; equal to `eta` only at 0 and 1.
 
     Raises

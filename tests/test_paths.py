@@ -1794,3 +1794,103 @@ def test_steps_of_ddim_eta() -> None:
         paths.from_ddim_eta(np.ones(2), np.ones(3))
     with pytest.raises(TypeError, match="h must be real numbers"):
         paths.from_ddim_eta(0.5, "long")
+
+
+# -- from data to noise -----------------------------------------------------------------------------------------------
+
+REVERSIBLE = {
+    "x0": paths.x0,
+    "x0 ratio": lambda s, t: paths.x0(s, t, coordinate="ratio"),
+    "noise": paths.noise,
+    "noise ratio": lambda s, t: paths.noise(s, t, coordinate="ratio"),
+    "velocity": lambda s, t: paths.velocity(s, t, sigma_data=0.7, centre=0.3),
+    "semilinear": lambda s, t: paths.semilinear(t, -1.5),
+}
+
+RETURN = 64 * EPS
+"""1/P and the moments of the way back, each computed from its own formula."""
+
+
+@pytest.mark.claim("paths-reverse")
+@pytest.mark.parametrize("name", REVERSIBLE)
+def test_reversed_path_is_the_same_equation(name: str) -> None:
+    """Moments about the other end: (1 - u)^j under the integral, divided by -P."""
+    path = REVERSIBLE[name](FLOW, np.asarray([0.9, 0.6, 0.35, 0.05]))
+    back = paths.reverse(path)
+    for mine, theirs in ((back.start, path.stop), (back.stop, path.start)):
+        np.testing.assert_array_equal(mine, [part[::-1] for part in theirs])
+    np.testing.assert_array_equal([*back.first, *back.last], [*path.last, *path.first])
+    np.testing.assert_array_equal(paths.reverse(back).start, path.start)
+    keep, noise = back.propagate(back.start, back.stop)
+    there = path.propagate(path.start, path.stop)[0][::-1]
+    assert noise is None
+    np.testing.assert_allclose(keep, 1.0 / there, rtol=RETURN)
+    m0, m1, m2 = (m[::-1] for m in path.moments(path.start, path.stop, 3))
+    expected = -np.stack([m0, m0 - m1, m0 - 2 * m1 + m2]) / there
+    found = back.moments(back.start, back.stop, 3)
+    np.testing.assert_allclose(found, expected, rtol=RETURN, atol=RETURN * np.abs(expected).max())
+    # without the factor 1/P each moment is another number
+    assert (np.abs(np.stack(found) + np.stack([m0, m0 - m1, m0 - 2 * m1 + m2])) > MISTAKE).any(axis=1).all()
+
+
+@pytest.mark.claim("paths-reverse")
+@pytest.mark.parametrize("name", [name for name in REVERSIBLE if name != "semilinear"])
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_data_to_noise_has_the_order_of_the_method(name: str, order: int) -> None:
+    """Against the solution of the same ODE from its other end, in log-SNR, by another solver."""
+    ends = np.asarray([0.9, 0.1])
+    lam = FLOW.log_snr(ends)
+
+    def slope(s: float, y: np.ndarray) -> np.ndarray:
+        level = FLOW.level_at(np.asarray(s))
+        x = level.sigma * y[:, None]
+        return (np.exp(s) * MIXTURE.denoise(x, level))[:, 0]
+
+    start = X * 0.5
+    sigma = FLOW.level(ends).sigma
+    exact = sigma[0] * solve_ivp(slope, lam[::-1], start[:, 0] / sigma[1], rtol=1e-12, atol=1e-13).y[:, -1]
+    errors = []
+    for n in (64, 128):
+        grid = grids.uniform_log_snr(schedules.truncate(FLOW, t_clean=0.1, t_noise=0.9), n)
+        path = paths.reverse(REVERSIBLE[name](FLOW, grid))
+        errors.append(np.abs(solve(MIXTURE.denoise, start, adams_bashforth(path, order))[:, 0] - exact).max())
+    measured = math.log2(errors[0] / errors[1])
+    assert measured == pytest.approx(order, abs=0.2)
+
+
+@pytest.mark.claim("paths-reverse")
+def test_gaussian_data_to_pure_noise_in_one_step() -> None:
+    path = paths.velocity(FLOW, np.asarray([1.0, 0.2]), sigma_data=1.7, centre=0.8)
+    data = oracles.gaussian(np.asarray([0.8]), 1.7)
+    back = solve(data.denoise, X, adams_bashforth(paths.reverse(path), 1))
+    np.testing.assert_allclose(back, (X - 0.8 * 0.8) / math.hypot(0.8 * 1.7, 0.2), rtol=EXACT)
+    np.testing.assert_allclose(solve(data.denoise, back, adams_bashforth(path, 1)), X, rtol=EXACT)
+    ratio = paths.reverse(paths.x0(FLOW, np.asarray([1.0, 0.5, 0.2]), coordinate="ratio"))
+    # the whole of sigma (s_b - s_a), with s_b = 0 at pure noise
+    np.testing.assert_allclose(ratio.moments(ratio.start, ratio.stop, 2)[0], [0.5 * (1.0 - 4.0), -1.0], rtol=1e-14)
+    np.testing.assert_allclose(ratio.moments(ratio.start, ratio.stop, 2)[1], [0.25 * (1.0 - 4.0), -0.5], rtol=1e-14)
+
+
+@pytest.mark.claim("paths-reverse")
+def test_what_cannot_be_reversed_says_so() -> None:
+    t = np.asarray([0.9, 0.5, 0.1])
+    with pytest.raises(ValueError, match="path must be an ODE path whose steps join"):
+        paths.reverse(paths.x0(FLOW, t, eta=1.0))
+    with pytest.raises(ValueError, match="path must be an ODE path whose steps join"):
+        paths.reverse(paths.churn(paths.x0(FLOW, t), 0.1))
+    with pytest.raises(ValueError, match="path must end at sigma > 0 to be reversed"):
+        paths.reverse(paths.velocity(FLOW, np.asarray([0.9, 0.0])))
+    with pytest.raises(ValueError, match="path must start at a finite coordinate to be reversed"):
+        paths.reverse(paths.x0(FLOW, np.asarray([1.0, 0.5])))
+    with pytest.raises(TypeError, match="path must be a Path, got Schedule"):
+        paths.reverse(FLOW)
+
+
+@pytest.mark.claim("paths-reverse")
+def test_reversed_path_on_each_library(backend: Backend) -> None:
+    t = backend.asarray([1.0, 0.5, 0.1])
+    path = paths.reverse(paths.velocity(FLOW, t))
+    expected = adams_bashforth(paths.reverse(paths.velocity(FLOW, np.asarray([1.0, 0.5, 0.1]))), 2)
+    table = adams_bashforth(path, 2)
+    for mine, theirs in ((table.carry, expected.carry), (table.weights, expected.weights)):
+        np.testing.assert_allclose(backend.numpy(mine), theirs, atol=BACKENDS)
