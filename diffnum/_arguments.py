@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from diffnum._backend import Array, asfloat, concrete, convert, is_jax, namespace, state_dtype
-from diffnum.schedules import Level, Schedule
+from diffnum.schedules import Level, Schedule, check_schedule
 
-__all__ = ["choose", "finite", "grid", "levels", "number", "per_step"]
+__all__ = ["choose", "finite", "grid", "instance", "levels", "number", "per_step"]
 
 
 def levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
@@ -40,9 +40,7 @@ def levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
     ValueError
         If `t` is not such a grid or leaves the schedule.
     """
-    if not isinstance(schedule, Schedule):
-        msg = f"schedule must be a Schedule, got {type(schedule).__name__}"
-        raise TypeError(msg)
+    check_schedule(schedule)
     known = concrete(asfloat(t, "t"))
     t = grid(t, decreasing=True)
     # the ends are rounded to the dtype of t: float32(0.7) lies below 0.7 and must not be refused
@@ -216,3 +214,26 @@ def choose(name: str, value: str, options: tuple[str, ...]) -> None:
     if value not in options:
         msg = f"{name} must be one of {options}, got {value!r}"
         raise ValueError(msg)
+
+
+def instance(name: str, value: Any, kind: Any) -> None:
+    """Raise unless `value` is an instance of `kind`.
+
+    Parameters
+    ----------
+    name : str
+        The argument's name.
+    value : object
+        What was given.
+    kind : type
+        What is expected.
+
+    Raises
+    ------
+    TypeError
+        If `value` is of another type.
+    """
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        msg = f"{name} must be {article} {kind.__name__}, got {type(value).__name__}"
+        raise TypeError(msg)

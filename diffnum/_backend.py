@@ -29,6 +29,7 @@ __all__ = [
     "matches",
     "namespace",
     "normal",
+    "read_only",
     "scan",
     "slice_axis",
     "state_dtype",
@@ -322,6 +323,26 @@ def copy(array: Array) -> Array:
         The same values; derivatives pass.
     """
     return array if is_jax(array) else namespace(array).astype(array, array.dtype, copy=True)
+
+
+def read_only(array: Array) -> Array:
+    """`array` as a view that cannot be written to, on NumPy; itself elsewhere.
+
+    Parameters
+    ----------
+    array : array
+        Values.
+
+    Returns
+    -------
+    array
+        The same memory.
+    """
+    if type(array) is not np.ndarray:
+        return array
+    view = array.view()
+    view.setflags(write=False)
+    return view
 
 
 def matches(value: Array, like: Array) -> bool:

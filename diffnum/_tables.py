@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from diffnum._arguments import instance
 from diffnum._backend import Array, concrete, namespace
 from diffnum.paths import Path
+from diffnum.phi import LARGEST
 from diffnum.schedules import Level
 
 __all__ = ["Method", "Table", "assemble"]
@@ -237,9 +239,17 @@ def assemble(path: Path, plan: Sequence[Method]) -> Table:
 
     Raises
     ------
+    TypeError
+        If `path` is no `Path`, or `plan` no sequence of `Method`.
     ValueError
-        If `plan` has the wrong length, a method looks further back than there are steps, or is no method.
+        If `plan` has the wrong length, a method looks further back than there are steps, or is inconsistent.
     """
+    instance("path", path, Path)
+    if isinstance(plan, Method) or not isinstance(plan, Sequence):
+        msg = f"plan must be a sequence of Method, one for each step, got {type(plan).__name__}"
+        raise TypeError(msg)
+    for method in plan:
+        instance("plan[n]", method, Method)
     plan = list(plan)
     if len(plan) != path.steps:
         msg = f"plan must hold one method for each of the {path.steps} steps, got {len(plan)}"
@@ -290,6 +300,17 @@ def _check(method: Method) -> None:
             f"got {method.nodes} for {method.name}"
         )
         raise ValueError(msg)
+    for nodes, goal in zip(method.nodes, (*c[1:], 1.0), strict=True):
+        places = [c[j] if j >= 0 else float(j) for j in nodes]
+        if len(nodes) > LARGEST:
+            msg = f"method must interpolate through at most {LARGEST} values, got {len(nodes)} for {method.name}"
+            raise ValueError(msg)
+        if len(nodes) > 1 and (len(set(places)) < len(places) or goal == 0.0):
+            msg = (
+                "method must interpolate through values at distinct positions, up to a position above 0, "
+                f"got {nodes} of the stages {c} for {method.name}"
+            )
+            raise ValueError(msg)
 
 
 def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> _Block:
@@ -315,7 +336,7 @@ def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> 
             here_bias = goal_bias
         if path.gaps:
             last = m == len(method.stages) - 1
-            scale, added = _bridge(path, stop, _at(_following(path), steps)) if last else (1.0, 0.0 * carry)
+            scale, added = _bridge(path, stop, _at(_following(path), steps), steps) if last else (1.0, 0.0 * carry)
             noise = added if noise is None else xp.hypot(noise * scale, added)
             carry, row = carry * scale, {j: w * scale for j, w in row.items()}
             bias = None if bias is None else bias * scale
@@ -381,13 +402,18 @@ def _offset(path: Path, level: Level) -> Array:
     return -p * level.alpha - q
 
 
-def _bridge(path: Path, a: Level, b: Level) -> tuple[Array, Array]:
-    """Forward kernel from `a` up to `b`: factor and standard deviation; exactly 1 and 0 where they are one level."""
+def _bridge(path: Path, a: Level, b: Level, steps: slice | None = None) -> tuple[Array, Array]:
+    """Forward kernel from `a` up to `b`: factor and standard deviation; exactly 1 and 0 where they are one level.
+
+    These are the gaps after `steps`, or the one before the first.
+    """
     xp = namespace(a.t)
     # levels that went to log-SNR and back differ by roundings, whose square root would be noise
     rounding = 64.0 * float(xp.finfo(a.alpha.dtype).eps)
     same = (xp.abs(a.alpha - b.alpha) <= rounding * b.alpha) & (xp.abs(a.sigma - b.sigma) <= rounding * b.sigma)
     scale = xp.where(same, xp.ones_like(a.alpha), b.alpha / xp.where(same, xp.ones_like(a.alpha), a.alpha))
+    if path.gap_share is not None and steps is not None:
+        return scale, path.gap_noise * b.sigma * path.gap_share[steps]
     h = xp.where(same, xp.zeros_like(a.alpha), a.log_snr) - xp.where(same, xp.zeros_like(a.alpha), b.log_snr)
     variance = -xp.expm1(-2.0 * h)
     still = variance <= 0.0

@@ -12,7 +12,7 @@ from numbers import Real
 
 import numpy as np
 
-from diffnum.schedules import Schedule
+from diffnum.schedules import Schedule, check_schedule
 
 __all__ = ["karras", "uniform", "uniform_angle", "uniform_log_snr"]
 
@@ -34,6 +34,8 @@ def uniform(schedule: Schedule, /, steps: int) -> np.ndarray:
 
     Raises
     ------
+    TypeError
+        If `schedule` is no `Schedule`.
     ValueError
         If `steps` is not an integer >= 1, or so large that float64 cannot tell nodes apart.
 
@@ -47,6 +49,7 @@ def uniform(schedule: Schedule, /, steps: int) -> np.ndarray:
     >>> print(grids.uniform(schedules.rectified_flow(), 4))
     [1.   0.75 0.5  0.25 0.  ]
     """
+    check_schedule(schedule)
     return _checked(schedule, _between(schedule.t_noise, schedule.t_clean, _count(steps)), "uniform")
 
 
@@ -67,6 +70,8 @@ def uniform_log_snr(schedule: Schedule, /, steps: int) -> np.ndarray:
 
     Raises
     ------
+    TypeError
+        If `schedule` is no `Schedule`.
     ValueError
         If log-SNR is infinite at an end, if `steps` is not an integer >= 1, or so large that float64 cannot tell nodes
         apart.
@@ -81,6 +86,7 @@ def uniform_log_snr(schedule: Schedule, /, steps: int) -> np.ndarray:
     >>> print(grids.uniform_log_snr(schedules.edm(sigma_min=0.01, sigma_max=100.0), 4).round(9))
     [1.e+02 1.e+01 1.e+00 1.e-01 1.e-02]
     """
+    check_schedule(schedule)
     steps = _count(steps)
     noise, clean = _log_snr_ends(schedule)
     for end, value in (("t_noise", noise), ("t_clean", clean)):
@@ -109,6 +115,8 @@ def uniform_angle(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0)
 
     Raises
     ------
+    TypeError
+        If `schedule` is no `Schedule`.
     ValueError
         If `sigma_data` is not a finite number > 0, if `steps` is not an integer >= 1, or so large that float64 cannot
         tell nodes apart.
@@ -128,6 +136,7 @@ def uniform_angle(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0)
     >>> print(grids.uniform_angle(schedules.rectified_flow(), 4).round(6))
     [1.       0.707107 0.5      0.292893 0.      ]
     """
+    check_schedule(schedule)
     steps, sigma_data = _count(steps), _positive("sigma_data", sigma_data)
     ends = schedule.level(np.asarray([schedule.t_noise, schedule.t_clean]))
     signal = ends.alpha * sigma_data
@@ -159,6 +168,8 @@ def karras(schedule: Schedule, /, steps: int, *, rho: float = 7.0) -> np.ndarray
 
     Raises
     ------
+    TypeError
+        If `schedule` is no `Schedule`.
     ValueError
         If alpha is 0 at `t_noise`, if `rho` is not a finite number > 0, if `steps` is not an integer >= 1, or so large
         that float64 cannot tell nodes apart.
@@ -178,6 +189,7 @@ def karras(schedule: Schedule, /, steps: int, *, rho: float = 7.0) -> np.ndarray
     >>> print(grids.karras(schedules.edm(), 4).round(4))
     [8.00000e+01 1.75278e+01 2.51520e+00 1.69800e-01 2.00000e-03]
     """
+    check_schedule(schedule)
     steps, rho = _count(steps), _positive("rho", rho)
     noise, clean = _log_snr_ends(schedule)
     if math.isinf(noise):

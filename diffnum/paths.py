@@ -95,6 +95,9 @@ class Path:
         Whether any ``stop[n]`` differs from ``start[n + 1]``.
     gap_noise : float
         Factor on the standard deviation of the noise that bridges gaps (EDM's S_noise).
+    gap_share : array or None
+        That standard deviation over the sigma it leads up to, shape (N,), for the gap after each step; None where the
+        levels say it.
     centre : array or None
         Point c about which f is formed, broadcastable to x: ``f = p (x - alpha c) + q (D - c)``.
     """
@@ -113,6 +116,7 @@ class Path:
     stochastic: bool = False
     gaps: bool = False
     gap_noise: float = 1.0
+    gap_share: Array | None = None
     centre: Array | None = None
 
     @property
@@ -492,7 +496,8 @@ def ancestral(path: Path, /, eta: Array | float = 1.0) -> Path:
 
     Notes
     -----
-    Methods of order 2 and more keep their order on the ODE parts, but the whole is of weak order 1.
+    Methods of order 2 and more keep their order on the ODE parts, but the whole is of weak order 1. The noise put back
+    is linear in `eta`, with its derivative also at 0.
 
     References
     ----------
@@ -514,13 +519,15 @@ def ancestral(path: Path, /, eta: Array | float = 1.0) -> Path:
     xp = namespace(share)
     stop = path.stop.log_snr
     clean = xp.isinf(stop)
-    shrunk = xp.exp(2.0 * (path.start.log_snr - xp.where(clean, xp.zeros_like(stop), stop)))
+    h = xp.where(clean, xp.ones_like(stop), stop - path.start.log_snr)
     # the part of the new variance that the step itself must leave, as a sum: 1 - eta^2 (1 - exp(-2 h)) would cancel
-    kept = (1.0 - share) * (1.0 + share) + share**2 * shrunk
+    kept = (1.0 - share) * (1.0 + share) + share**2 * xp.exp(-2.0 * h)
     nothing = clean | (kept == 0.0)
     lowered = stop - 0.5 * xp.log(xp.where(nothing, xp.ones_like(kept), kept))
     lowered = xp.where(nothing, xp.full_like(stop, math.inf), lowered)
-    return replace(path, name=f"ancestral {path.name}", stop=schedule.level_at(lowered), gaps=True)
+    # linear in eta: from the levels it would be the root of a difference that is 0 at eta = 0, and so its derivative
+    added = share * xp.sqrt(-xp.expm1(-2.0 * h))
+    return replace(path, name=f"ancestral {path.name}", stop=schedule.level_at(lowered), gaps=True, gap_share=added)
 
 
 def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
@@ -546,6 +553,10 @@ def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
     ValueError
         If `path` is stochastic, has gaps or no schedule, `gamma` is negative or `s_noise` is not positive.
 
+    Notes
+    -----
+    The noise grows as the root of `gamma`, with an infinite derivative at 0; where `gamma` is 0, 0 is returned for it.
+
     References
     ----------
     T. Karras et al., Elucidating the design space of diffusion-based generative models (2022), Algorithm 2.
@@ -568,19 +579,6 @@ def churn(path: Path, gamma: Array | float, /, *, s_noise: float = 1.0) -> Path:
     return replace(path, name=f"churned {path.name}", start=raised, gaps=True, gap_noise=factor)
 
 
-def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
-    """Path eta whose exact SDE puts as much noise into a step as DDIM's eta does: :eq:`paths-ddim-eta`.
-
-    Parameters
-    ----------
-    eta : float or array
-        DDIM's (and ancestral samplers') eta, in [0, 1].
-    h : array
-        Increments of log-SNR of the steps, in nats, > 0.
-
-    Returns
-    -------
-    array
 def reverse(path: Path, /) -> Path:
     """The same path run from data to noise: the ODE has no arrow, :eq:`paths-reverse`.
 
@@ -635,6 +633,19 @@ def reverse(path: Path, /) -> Path:
     return replace(path, name=f"reversed {path.name}", start=start, stop=stop, first=path.last, last=path.first)
 
 
+def from_ddim_eta(eta: Array | float, h: Array, /) -> Array:
+    """Path eta whose exact SDE puts as much noise into a step as DDIM's eta does: :eq:`paths-ddim-eta`.
+
+    Parameters
+    ----------
+    eta : float or array
+        DDIM's (and ancestral samplers') eta, in [0, 1].
+    h : array
+        Increments of log-SNR of the steps, in nats, > 0.
+
+    Returns
+    -------
+    array
         One `eta` for each step, for `x0`; equal to `eta` only at 0 and 1.
 
     Raises

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from diffnum import _backend, paths
+from diffnum._arguments import choose, instance
 from diffnum._backend import Array, concrete, namespace
 from diffnum._tables import Method, Table, assemble
 from diffnum.paths import Path
@@ -130,10 +131,9 @@ def adams_bashforth(path: Path, order: int, *, start: Literal["runge_kutta", "ra
     >>> table.steps, table.evaluations
     (10, 11)
     """
+    instance("path", path, Path)
     order = _order(order)
-    if start not in {"runge_kutta", "ramp"}:
-        msg = f"start must be 'runge_kutta' or 'ramp', got {start!r}"
-        raise ValueError(msg)
+    choose("start", start, ("runge_kutta", "ramp"))
     starters = {3: [MIDPOINT], 4: [RUNGE_KUTTA_3, RUNGE_KUTTA_3]}.get(order, []) if start == "runge_kutta" else []
     plan: list[Method] = []
     usable = 0
@@ -182,6 +182,8 @@ def runge_kutta(path: Path, method: Method) -> Table:
     >>> runge_kutta(paths.velocity(flow, grids.uniform(flow, 8)), MIDPOINT).evaluations
     16
     """
+    instance("path", path, Path)
+    instance("method", method, Method)
     if method.history:
         msg = f"method must not look at earlier steps, got {method.name} with {method.history}"
         raise ValueError(msg)
@@ -211,7 +213,8 @@ def solve(
     Parameters
     ----------
     denoise : callable
-        ``denoise(x, level) -> x0_hat``, of the shape and library of `x`. It must not write to its `x`.
+        ``denoise(x, level) -> x0_hat``, of the shape and library of `x`. It must not write to its `x`: on NumPy that is
+        read-only, on PyTorch a write would change the state.
     x : array
         State at the first level, of any shape, floating point.
     table : Table
@@ -236,9 +239,10 @@ def solve(
     Raises
     ------
     TypeError
-        If `x` is not floating point, or `rng` is of another kind than `x`.
+        If `x` is not floating point, `rng` is of another kind than `x`, or `denoise` or `progress` is not callable.
     ValueError
-        If a stochastic table comes without `rng`, `denoise` returns another shape, or `progress` is used under JAX.
+        If a stochastic table comes without `rng`, the table's centre does not broadcast to `x`, `denoise` returns
+        another shape, `progress` is used under JAX, or it leaves out rows.
 
     Notes
     -----
@@ -255,9 +259,8 @@ def solve(
     >>> solve(lambda x, level: 0.0 * x + 1.0, np.array([0.3, -2.0]), table).tolist()
     [1.0, 1.0]
     """
-    if not isinstance(table, Table):
-        msg = f"table must be a Table, got {type(table).__name__}"
-        raise TypeError(msg)
+    instance("table", table, Table)
+    instance("denoise", denoise, Callable)
     x = _floating(x, table)
     _check_options(x, table, rng, progress)
     xp, dtype, state = namespace(x), x.dtype, _backend.state_dtype(x)
@@ -266,7 +269,7 @@ def solve(
 
     def body(carry: tuple, row: _Row) -> tuple[tuple, tuple]:
         y, stored = carry
-        u = _backend.cast(y, dtype)
+        u = _backend.read_only(_backend.cast(y, dtype))
         value, aux = denoise(u, row.level) if has_aux else (denoise(u, row.level), None)
         value = _checked(value, u)
         f = _backend.cast(value, state)
@@ -296,6 +299,9 @@ def solve(
     rows = _rows(table, x, state)
     stored = _backend.registers(x, registers) if registers > 1 else None
     (end, _), outs = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
+    if progress is not None and len(outs) != table.evaluations:
+        msg = f"progress must pass on each of the {table.evaluations} rows once, got {len(outs)}"
+        raise ValueError(msg)
     states, aux = outs if _backend.is_jax(x) else zip(*outs, strict=True)
     if not trajectory:
         result = _backend.cast(end, dtype)
@@ -650,6 +656,13 @@ def _floating(x: Array, table: Table) -> Array:
 def _check_options(x: Array, table: Table, rng: Any, progress: Any) -> None:
     if progress is not None and _backend.is_jax(x):
         msg = "progress must be None under JAX, where the loop is compiled"
+        raise ValueError(msg)
+    if progress is not None:
+        instance("progress", progress, Callable)
+    shape, centre = tuple(x.shape), () if table.centre is None else tuple(table.centre.shape)
+    fitting = [c in {1, n} for c, n in zip(reversed(centre), reversed(shape), strict=False)]
+    if len(centre) > len(shape) or not all(fitting):
+        msg = f"x must have a shape to which the path's centre of shape {centre} broadcasts, got {shape}"
         raise ValueError(msg)
     if table.noise is None and table.start is None:
         return

@@ -292,3 +292,10 @@ def test_any_grid_is_valid_or_refused(data):
         assert np.all(np.diff(t) < 0)
         assert t.shape == (steps + 1,)
         assert (t[0], t[-1]) == (schedule.t_noise, schedule.t_clean)
+
+
+@pytest.mark.parametrize("make", [grids.uniform, grids.uniform_log_snr, grids.uniform_angle, grids.karras])
+@pytest.mark.parametrize("wrong", ["a", None, 4, schedules.rectified_flow])
+def test_things_that_are_no_schedule(make, wrong):
+    with pytest.raises(TypeError, match=f"schedule must be a Schedule, got {type(wrong).__name__}"):
+        make(wrong, 4)

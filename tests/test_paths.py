@@ -1796,6 +1796,92 @@ def test_steps_of_ddim_eta() -> None:
         paths.from_ddim_eta(0.5, "long")
 
 
+# -- the derivative of what ancestral puts back -----------------------------------------------------------------------
+
+ODE_PATHS = {"x0": paths.x0, "noise": paths.noise, "velocity": functools.partial(paths.velocity, sigma_data=0.6)}
+
+
+def posterior_share(t: np.ndarray) -> np.ndarray:
+    """Standard deviation of q(x_s | x_t, x_0) at eta = 1: (sigma_s/sigma_t) sqrt(1 - (alpha_t/alpha_s)^2), on FLOW."""
+    sigma_t, sigma_s = t[:-1], t[1:]
+    ratio = (1 - sigma_t) / (1 - sigma_s)
+    return sigma_s / sigma_t * np.sqrt(sigma_t**2 - ratio**2 * sigma_s**2)
+
+
+@pytest.mark.claim("paths-ancestral")
+@pytest.mark.parametrize("eta", [1e-300, 1e-12, 1e-8, 1e-4, 0.3, 1.0])
+def test_ancestral_noise_is_linear_in_eta(eta: float) -> None:
+    """From the lowered levels alone it would be lost below 1e-7, where they round to the node."""
+    t = np.asarray([1.0, 0.7, 0.6999, 0.2])
+    table = adams_bashforth(paths.ancestral(paths.x0(FLOW, t), eta), 1)
+    np.testing.assert_allclose(table.noise, eta * posterior_share(t), rtol=1e-12)
+
+
+@pytest.mark.claim("paths-ancestral")
+@pytest.mark.parametrize("name", ODE_PATHS)
+@pytest.mark.parametrize("eta", [0.0, 1e-9, 0.5])
+def test_ancestral_derivative_in_eta(name: str, eta: float) -> None:
+    """At eta = 0 the noise of a step has the derivative of its formula, not 0; the rest of the table has derivative 0."""
+    jax = pytest.importorskip("jax")
+    t = np.asarray([0.95, 0.7, 0.6, 0.2])
+
+    def parts(strength: Any) -> tuple[Any, ...]:
+        table = adams_bashforth(paths.ancestral(ODE_PATHS[name](FLOW, t), strength), 1)
+        return table.noise, table.carry, table.weights
+
+    noise, carry, weights = jax.jacobian(parts)(eta)
+    np.testing.assert_allclose(noise, posterior_share(t), rtol=1e-10)
+    if eta == 0.0:
+        np.testing.assert_allclose(carry, 0.0, atol=1e-13)
+        np.testing.assert_allclose(weights, 0.0, atol=1e-13)
+    else:
+        assert (np.abs(weights) > 0.1 * eta).any()
+
+
+@pytest.mark.claim("paths-ancestral")
+def test_ancestral_derivative_in_eta_of_a_sample() -> None:
+    """Through `ddim`, against a one-sided difference; one eta a step, the middle one 0; JAX and PyTorch."""
+    jax, torch = pytest.importorskip("jax"), pytest.importorskip("torch")
+    t, eta = np.asarray([0.95, 0.7, 0.6, 0.2]), np.asarray([0.0, 0.4, 0.0])
+    z = np.random.default_rng(5).standard_normal((3, *X.shape))
+
+    def sample(strength: Any, x: Any = X) -> Any:
+        return ddim(lambda x, level: 0.5 * x, x, FLOW, t, eta=strength, rng=lambda row, like: z[np.asarray(row)]).sum()
+
+    def with_jax(strength: Any) -> Any:
+        draws = jax.numpy.asarray(z)
+        rng = lambda row, like: draws[row]  # noqa: E731
+        return ddim(lambda x, level: 0.5 * x, jax.numpy.asarray(X), FLOW, t, eta=strength, rng=rng).sum()
+
+    step = 1e-6
+    difference = [
+        (4 * sample(eta + step * unit) - sample(eta + 2 * step * unit) - 3 * sample(eta)) / (2 * step)
+        for unit in np.eye(3)
+    ]
+    np.testing.assert_allclose(jax.grad(with_jax)(jax.numpy.asarray(eta)), difference, rtol=1e-6)
+    given = torch.tensor(eta, requires_grad=True)
+    ddim(
+        lambda x, level: 0.5 * x, torch.tensor(X), FLOW, t, eta=given, rng=lambda row, like: torch.tensor(z[row])
+    ).sum().backward()
+    np.testing.assert_allclose(given.grad.numpy(), difference, rtol=1e-6)
+    assert (np.abs(difference) > 1e-3).all()
+
+
+@pytest.mark.claim("paths-ancestral")
+def test_ancestral_derivatives_at_the_ends_are_finite() -> None:
+    """Through the grid and eta, from alpha = 0 to sigma = 0, where no noise is put back."""
+    jax = pytest.importorskip("jax")
+
+    def noise(t: Any, eta: Any) -> Any:
+        return adams_bashforth(paths.ancestral(paths.x0(FLOW, t), eta), 1).noise
+
+    t = jax.numpy.asarray([1.0, 0.5, 0.2, 0.0])
+    for eta in (0.0, 0.5, 1.0):
+        by_t, by_eta = jax.jacobian(noise, (0, 1))(t, eta)
+        assert np.isfinite(by_t).all()
+        np.testing.assert_allclose(by_eta, [0.5, posterior_share(np.asarray([0.5, 0.2]))[0], 0.0], rtol=1e-12)
+
+
 # -- from data to noise -----------------------------------------------------------------------------------------------
 
 REVERSIBLE = {

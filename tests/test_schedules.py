@@ -1050,3 +1050,10 @@ def test_records_are_frozen_and_compare_by_identity():
 def test_only_variance_preserving_schedules_have_a_difference():
     with pytest.raises(NotImplementedError, match="variance-preserving"):
         schedules.edm()._drop(np.asarray(1.0), 2.0)
+
+
+@pytest.mark.parametrize("wrong", ["a", None, 4, schedules.rectified_flow])
+def test_things_that_are_no_schedule(wrong):
+    for make in (lambda s: schedules.shift(s, 2.0), schedules.zero_terminal_snr, schedules.truncate):
+        with pytest.raises(TypeError, match=f"schedule must be a Schedule, got {type(wrong).__name__}"):
+            make(wrong)

@@ -1573,7 +1573,7 @@ def test_orders_may_be_integers_of_numpy():
 
 @given(st.text().filter(lambda s: s not in {"ramp", "runge_kutta"}))
 def test_unknown_starts(start):
-    with pytest.raises(ValueError, match="start must be 'runge_kutta' or 'ramp', got"):
+    with pytest.raises(ValueError, match="start must be one of .'runge_kutta', 'ramp'., got"):
         adams_bashforth(path_of_four(), 2, start=start)
 
 
@@ -1723,3 +1723,79 @@ def test_a_denoiser_of_another_library():
     for value in (jnp.ones((2, 1)), np.ones((2, 1), dtype=complex)):
         with pytest.raises(TypeError, match="denoise must return real numbers"):
             ab1(lambda x, level, value=value: value, np.ones((2, 1)), path)
+
+
+# -- arguments of a wrong kind ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", ["a", None, 3, np.zeros(3), INNER])
+def test_things_that_are_no_path(wrong):
+    kind = type(wrong).__name__
+    for make in (lambda: adams_bashforth(wrong, 2), lambda: runge_kutta(wrong, HEUN), lambda: ab2(abs, STARTS, wrong)):
+        with pytest.raises(TypeError, match=f"path must be a Path, got {kind}"):
+            make()
+
+
+@pytest.mark.parametrize("wrong", ["heun", None, 2, ("heun", 2, (0.0,), ((0,),))])
+def test_things_that_are_no_method(wrong):
+    with pytest.raises(TypeError, match=f"method must be a Method, got {type(wrong).__name__}"):
+        runge_kutta(path_of_four(), wrong)
+
+
+def test_a_path_in_place_of_a_schedule():
+    with pytest.raises(TypeError, match="schedule must be a Schedule, got Path"):
+        ddim(PEAKS.denoise, STARTS, path_of_four(), grid("uniform", INNER, 4))
+
+
+@pytest.mark.parametrize("wrong", [3, "tqdm"])
+def test_callables_that_are_none(wrong):
+    with pytest.raises(TypeError, match=f"denoise must be a Callable, got {type(wrong).__name__}"):
+        ab1(wrong, STARTS, path_of_four())
+    with pytest.raises(TypeError, match=f"progress must be a Callable, got {type(wrong).__name__}"):
+        ab1(PEAKS.denoise, STARTS, path_of_four(), progress=wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "count"), [(lambda rows: rows[:3], 3), (lambda rows: [*rows, *rows], 10), (lambda rows: iter(()), 0)]
+)
+@pytest.mark.parametrize("trajectory", [False, True])
+def test_progress_that_leaves_out_rows(wrap, count, trajectory):
+    table = adams_bashforth(path_of_four(), 3)
+    with pytest.raises(ValueError, match=f"progress must pass on each of the 5 rows once, got {count}"):
+        solve(PEAKS.denoise, STARTS, table, progress=wrap, trajectory=trajectory)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (3, 1), (2, 3, 2)])
+def test_states_that_the_centre_does_not_fit(backend, shape):
+    path = paths.velocity(INNER, grid("uniform", INNER, 4), centre=np.ones(3))
+    x = backend.asarray(np.ones(shape))
+    with pytest.raises(
+        ValueError, match=r"x must have a shape to which the path's centre of shape \(3,\) broadcasts, got"
+    ):
+        ab2(lambda x, level: x, x, path)
+
+
+@pytest.mark.parametrize("shape", [(3,), (1, 3), (2, 4, 3)])
+def test_states_that_the_centre_fits(backend, shape):
+    path = paths.velocity(INNER, grid("uniform", INNER, 4), centre=np.ones(3))
+    assert ab2(lambda x, level: 0.5 * x, backend.asarray(np.ones(shape)), path).shape == shape
+
+
+@pytest.mark.parametrize("method", [ab1, ab2, heun])
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_a_denoiser_cannot_write_to_the_state(method, dtype):
+    """The state is its argument, so a write would change the sample, and the caller's array in the first row."""
+
+    def writes(x, level):
+        x *= 0.5
+        return x
+
+    x = STARTS.astype(dtype)
+    with pytest.raises(ValueError, match="read-only"):
+        method(writes, x, path_of_four())
+    assert x.tolist() == STARTS.astype(dtype).tolist()
+    assert x.flags.writeable
+    # it may copy first, and may return what it was given
+    copies = method(lambda x, level: writes(x.copy(), level), x, path_of_four())
+    np.testing.assert_array_equal(copies, method(lambda x, level: 0.5 * x, x, path_of_four()))
+    assert method(lambda x, level: x, x, path_of_four()).flags.writeable

@@ -594,3 +594,50 @@ def test_nodes_that_round_to_one_coordinate():
     t = np.array([0.9, np.nextafter(0.9, 0.0), 0.3, 0.05])
     with pytest.raises(ValueError, match=r"t must have nodes that velocity.* can tell apart"):
         adams_bashforth(paths.velocity(flow, t), 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        (["heun", EULER], "plan.n. must be a Method, got str"),
+        ([None, None], "plan.n. must be a Method, got NoneType"),
+        (EULER, "plan must be a sequence of Method, one for each step, got Method"),
+        (2, "plan must be a sequence of Method, one for each step, got int"),
+    ],
+)
+def test_plans_of_something_else(plan, message):
+    path = paths.semilinear(np.array([0.0, 0.5, 1.0]))
+    with pytest.raises(TypeError, match=message):
+        assemble(path, plan)
+    with pytest.raises(TypeError, match="path must be a Path, got str"):
+        assemble("path", [EULER])
+
+
+@pytest.mark.parametrize(
+    ("stages", "nodes"),
+    [
+        ((0.0, 0.5, 0.5), ((0,), (0, 1), (1, 2))),
+        ((0.0, 0.5, 0.5), ((0,), (0, 1), (2, 1, 0))),
+        ((0.0, 0.0, 0.5), ((0,), (0, 1), (0, 2))),
+    ],
+)
+def test_values_at_one_position_are_refused(stages, nodes):
+    path = paths.semilinear(np.array([0.0, 0.5]))
+    with pytest.raises(ValueError, match="method must interpolate through values at distinct positions"):
+        assemble(path, [Method("mine", 2, stages, nodes)])
+
+
+def test_a_stage_may_be_evaluated_twice():
+    """Only interpolation through both of its values is impossible: the second replaces the first."""
+    again = Method("mine", 2, (0.0, 0.5, 0.5), ((0,), (0, 1), (0, 2)))
+    states = of_whole_step(assemble(paths.semilinear(np.array([0.0, 2.0])), [again]), 0)
+    assert {row: weight for row, weight in states[-1][1].items() if weight} == pytest.approx({2: 2.0})
+
+
+def test_values_up_to_five_and_no_more():
+    """phi-functions are known to full accuracy up to index 5."""
+    path = paths.x0(FLOW, FLOW.time(LOG_SNR))
+    five, six = (Method(f"{k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in (5, 6))
+    assert np.isfinite(assemble(path, [EULER] * 5 + [five] * 4).weights).all()
+    with pytest.raises(ValueError, match="method must interpolate through at most 5 values, got 6 for 6"):
+        assemble(path, [EULER] * 5 + [six] * 4)
