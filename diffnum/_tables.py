@@ -1,11 +1,13 @@
 """From a path and a method to a table of coefficients, one row for each call of the denoiser.
 
 A method only says where it evaluates and through which of the values it has it interpolates. All its weights are
-moments of the path's kernel times the coefficients of a Lagrange basis: one formula for every method.
+moments of the path's kernel times the coefficients of a Lagrange basis: one formula for every method. What published
+samplers do differently are other places or moments in it (`Method.rule`), or other polynomials (`Method.basis`).
 
 A table has one state vector. A Runge-Kutta stage needs no second one: the state at a stage is a combination of the
 step's first state and of stored values, so the next stage is the same combination turned round. It costs no division,
-since the path propagates from stage to stage, and halves the memory traffic.
+since the path propagates from stage to stage, and halves the memory traffic. A corrector needs no second one either:
+a corrected state differs from the predicted one by stored values only, which the next row adds.
 
 Rows, registers and orders are integers, known before any value is. The values are computed for all steps at once and
 scattered by a gather, so that tracing a grid under JAX costs the same at 20 and at 1,000 steps.
@@ -16,19 +18,23 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from diffnum._arguments import instance
+from diffnum._arguments import choose, instance
 from diffnum._backend import Array, concrete, namespace
 from diffnum.paths import Path
 from diffnum.phi import LARGEST
 from diffnum.schedules import Level
 
 __all__ = ["Method", "Table", "assemble"]
+
+
+Rule = Callable[[tuple[Array, ...], list[Array], Array, slice], tuple[Sequence[Array], Sequence[Any]]]
+"""``rule(moments, places, length, steps)`` returns the moments and places that a method uses in their stead."""
 
 
 class Method(NamedTuple):
@@ -45,17 +51,46 @@ class Method(NamedTuple):
     nodes : tuple of tuple of int
         For each stage, the values through which f is interpolated up to the next stage (the last: up to the end):
         ``m >= 0`` is stage m of this step, ``-m`` the first stage of the m-th step before.
+    basis : tuple, optional
+        For each stage None, or one polynomial for each of its nodes in place of the Lagrange polynomial: coefficients of
+        powers of u, which is 0 at the start of the step and 1 at the stage's goal.
+    corrector : tuple of int, optional
+        Values through which the *previous* step is integrated once more, now that f is known at its end:
+        :eq:`samplers-corrector`. 0 is the value at the start of this step, -m as in `nodes`.
+    rule : callable, optional
+        ``rule(moments, places, length, steps) -> (moments, places)``, for the weights of published samplers that are
+        no integrals of the Lagrange basis: :eq:`samplers-rule`. It sees the moments of :eq:`solvers-weights`, the places
+        of the nodes in units of the interval, its length in the path's coordinate and the slice of the steps.
+    clock : {"path", "log_snr"}, optional
+        What `stages` are fractions of: the step in the path's coordinate, or in log-SNR.
+    noise : {"exact", "end"}, optional
+        On a stochastic path, whether stages see the noise that has arrived by then, or all of it comes at the end.
     """
 
     name: str
     order: int
     stages: tuple[float, ...]
     nodes: tuple[tuple[int, ...], ...]
+    basis: tuple[tuple[tuple[float, ...], ...] | None, ...] | None = None
+    corrector: tuple[int, ...] | None = None
+    rule: Rule | None = None
+    clock: Literal["path", "log_snr"] = "path"
+    noise: Literal["exact", "end"] = "exact"
 
     @property
     def history(self) -> int:
         """Number of earlier steps the method looks at."""
-        return -min(0, *itertools.chain.from_iterable(self.nodes))
+        correcting = () if self.corrector is None else (-1, *self.corrector)
+        return -min(0, *itertools.chain(*self.nodes, correcting))
+
+    def polynomials(self, stage: int) -> tuple[tuple[float, ...], ...] | None:
+        """The explicit polynomials of a stage, if it has any."""
+        return None if self.basis is None else self.basis[stage]
+
+    def degree(self, stage: int) -> int:
+        """Number of moments that the weights of a stage need."""
+        explicit = self.polynomials(stage)
+        return len(self.nodes[stage]) if explicit is None else max(map(len, explicit))
 
 
 class Table(NamedTuple):
@@ -258,13 +293,16 @@ def assemble(path: Path, plan: Sequence[Method]) -> Table:
     first_rows = np.concatenate([[0], np.cumsum([len(m.stages) for m in plan])]).astype(int)
     for method, _ in itertools.groupby(plan):
         _check(method)
+    whole = _whole_steps(path, plan, first_rows[:-1])
     blocks = []
-    for method, group in itertools.groupby(range(len(plan)), key=plan.__getitem__):
+    before = [None, *plan[:-1]]
+    kinds = [(m, b if m.corrector else None) for m, b in zip(plan, before, strict=True)]
+    for (method, previous), group in itertools.groupby(range(len(plan)), key=kinds.__getitem__):
         steps = list(group)
         if method.history > steps[0]:
             msg = f"plan must not use {method.name} in step {steps[0]}: it needs {method.history} earlier steps"
             raise ValueError(msg)
-        blocks.append(_block(path, method, slice(steps[0], steps[-1] + 1), first_rows))
+        blocks.append(_block(whole, method, previous, slice(steps[0], steps[-1] + 1)))
     xp = namespace(path.start.t)
 
     def join(name: str) -> Array | None:
@@ -300,98 +338,237 @@ def _check(method: Method) -> None:
             f"got {method.nodes} for {method.name}"
         )
         raise ValueError(msg)
-    for nodes, goal in zip(method.nodes, (*c[1:], 1.0), strict=True):
+    _check_basis(method)
+    for m, (nodes, goal) in enumerate(zip(method.nodes, (*c[1:], 1.0), strict=True)):
         places = [c[j] if j >= 0 else float(j) for j in nodes]
-        if len(nodes) > LARGEST:
-            msg = f"method must interpolate through at most {LARGEST} values, got {len(nodes)} for {method.name}"
+        count = max(len(nodes), method.degree(m), len(method.corrector or ()))
+        if count > LARGEST:
+            msg = f"method must interpolate through at most {LARGEST} values, got {count} for {method.name}"
             raise ValueError(msg)
-        if len(nodes) > 1 and (len(set(places)) < len(places) or goal == 0.0):
+        apart = len(set(places)) == len(places) or method.polynomials(m) is not None
+        if len(nodes) > 1 and not (apart and goal > 0.0):
             msg = (
                 "method must interpolate through values at distinct positions, up to a position above 0, "
                 f"got {nodes} of the stages {c} for {method.name}"
             )
             raise ValueError(msg)
+    corrector = method.corrector
+    if corrector is not None and not (corrector and len(set(corrector)) == len(corrector) and max(corrector) <= 0):
+        msg = f"method must correct through distinct values at or before its start, got {corrector} for {method.name}"
+        raise ValueError(msg)
+    choose("clock", method.clock, ("path", "log_snr"))
+    choose("noise", method.noise, ("exact", "end"))
 
 
-def _block(path: Path, method: Method, steps: slice, first_rows: np.ndarray) -> _Block:
+def _check_basis(method: Method) -> None:
+    if method.basis is None:
+        return
+    fitting = [
+        p is None or (len(p) == len(nodes) and all(p)) for p, nodes in zip(method.basis, method.nodes, strict=False)
+    ]
+    if not (len(method.basis) == len(method.nodes) and all(fitting)):
+        msg = f"method must have a polynomial for each node or None for each stage, got {method.basis} for {method.name}"
+        raise ValueError(msg)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """All steps of a path at once: what every method needs of them is computed once."""
+
+    path: Path
+    rows: np.ndarray
+    start: Array
+    stop: Array
+    moments: tuple[Array, ...]
+    carry: Array | None
+    noise: Array | None
+    offset: Array | None
+
+
+Node = tuple[int, int]
+"""Steps back, and stage."""
+
+
+def _whole_steps(path: Path, plan: Sequence[Method], rows: np.ndarray) -> _Whole:
+    corrects = any(method.corrector for method in plan)
+    if corrects and path.gaps:
+        msg = f"plan must not correct steps of {path.name}, which have gaps between them"
+        raise ValueError(msg)
+    count = max(max(m.degree(-1), len(m.corrector or ())) for m in set(plan))
+    single = any(len(m.stages) == 1 or m.noise == "end" for m in plan)
+    carry, noise = path.propagate(path.start, path.stop) if single else (None, None)
+    return _Whole(
+        path=path,
+        rows=rows,
+        start=path.coordinate(path.start),
+        stop=path.coordinate(path.stop),
+        moments=path.moments(path.start, path.stop, count),
+        carry=carry,
+        noise=noise,
+        offset=None if path.centre is None else _offset(path, path.start),
+    )
+
+
+def _block(whole: _Whole, method: Method, before: Method | None, steps: slice) -> _Block:
+    path, last = whole.path, len(method.stages) - 1
     xp = namespace(path.start.t)
-    count = steps.stop - steps.start
-    start, stop = _at(path.start, steps), _at(path.stop, steps)
-    origin = path.coordinate(start)
-    levels = [_stage(path, start, stop, c) for c in method.stages]
-    goals = [*levels[1:], stop]
-    rows = first_rows[steps.start : steps.stop]
-    known: dict[int, Array] = {}
-    here, here_bias = start, None
-    carries, noises, biases, weights, sources = [], [], [], [], []
-    for m, (goal, nodes) in enumerate(zip(goals, method.nodes, strict=True)):
-        reached = _interpolation_weights(path, start, goal, origin, steps, nodes=nodes, levels=levels)
-        carry, noise = path.propagate(here, goal, steps)
-        row = {j: reached.get(j, 0.0) - carry * known[j] if j in known else reached[j] for j in {*reached, *known}}
+    levels, places = _stages(whole, method, steps)
+    start, stop = levels[0], levels[-1]
+    known: dict[Node, Array] = {}
+    here_bias = None
+    carries, noises, biases, rows = [], [], [], []
+    for m, (here, goal) in enumerate(itertools.pairwise(levels)):
+        reached = _stage_weights(whole, method, steps, m, levels, places)
+        carry, noise = _at_steps(whole, steps) if last == 0 else path.propagate(here, goal, steps)
+        if method.noise == "end" and noise is not None:
+            noise = _at_steps(whole, steps)[1] if m == last else xp.zeros_like(carry)
+        row = _plus(reached, -carry, known)
         bias = None
         if path.centre is not None:
-            offsets = sum(w * _offset(path, _node(path, steps, j, levels)) for j, w in reached.items())
+            offsets = sum(w * _offset_at(whole, steps, node, levels) for node, w in reached.items())
             goal_bias = goal.alpha - path.propagate(start, goal, steps)[0] * start.alpha + offsets
             bias = goal_bias if here_bias is None else goal_bias - carry * here_bias
             here_bias = goal_bias
+        if m == 0 and before is not None:
+            correction, offset = _correction(whole, method, before, steps)
+            row = _plus(row, carry, correction)
+            bias = None if bias is None else bias + carry * offset
         if path.gaps:
-            last = m == len(method.stages) - 1
-            scale, added = _bridge(path, stop, _at(_following(path), steps), steps) if last else (1.0, 0.0 * carry)
+            scale, added = _bridge(path, stop, _at(_following(path), steps), steps) if m == last else (1.0, 0.0 * carry)
             noise = added if noise is None else xp.hypot(noise * scale, added)
             carry, row = carry * scale, {j: w * scale for j, w in row.items()}
             bias = None if bias is None else bias * scale
-        order = sorted(row)
         carries.append(carry)
         noises.append(noise)
         biases.append(bias)
-        weights.append([row[j] for j in order])
-        sources.append([rows + j if j >= 0 else first_rows[steps.start + j : steps.stop + j] for j in order])
-        known, here = reached, goal
-    width = max(len(w) for w in weights)
-    padded = [[*w, *([xp.zeros_like(origin)] * (width - len(w)))] for w in weights]
-    rows_of = np.full((count, len(weights), width), -1)
-    for m, columns in enumerate(sources):
-        for k, column in enumerate(columns):
-            rows_of[:, m, k] = column
+        rows.append(row)
+        known = reached
+    width = max(map(len, rows))
+    weights = [xp.stack([*row.values(), *([xp.zeros_like(carries[0])] * (width - len(row)))], axis=-1) for row in rows]
+    sources = np.full((steps.stop - steps.start, len(rows), width), -1)
+    for m, row in enumerate(rows):
+        for k, (back, stage) in enumerate(row):
+            sources[:, m, k] = whole.rows[_back(steps, back)] + stage
     return _Block(
-        level=Level(*(xp.stack([level[i] for level in levels], axis=1) for i in range(3))),
+        level=Level(*(xp.stack([level[i] for level in levels[:-1]], axis=1) for i in range(3))),
         carry=xp.stack(carries, axis=1),
-        weights=xp.stack([xp.stack(w, axis=-1) for w in padded], axis=1),
-        sources=rows_of,
+        weights=xp.stack(weights, axis=1),
+        sources=sources,
         noise=None if noises[0] is None else xp.stack(noises, axis=1),
         bias=None if biases[0] is None else xp.stack(biases, axis=1),
     )
 
 
+def _stages(whole: _Whole, method: Method, steps: slice) -> tuple[list[Level], list[Array]]:
+    """Levels and coordinates of the evaluations, and of the end of the step."""
+    path, a, b = whole.path, whole.start[steps], whole.stop[steps]
+    start, stop = _at(path.start, steps), _at(path.stop, steps)
+    levels, places = [], []
+    for c in (*method.stages, 1.0):
+        if c in {0.0, 1.0}:
+            level, place = (stop, b) if c else (start, a)
+        elif method.clock == "path" or path.schedule is None:
+            place = a + c * (b - a)
+            level = path.at(place)
+        else:
+            level = path.schedule.level_at(start.log_snr + c * (stop.log_snr - start.log_snr))
+            place = path.coordinate(level)
+        levels.append(level)
+        places.append(place)
+    return levels, places
+
+
+def _stage_weights(
+    whole: _Whole, method: Method, steps: slice, stage: int, levels: list[Level], places: list[Array]
+) -> dict[Node, Array]:
+    """Weights of the values known at a stage, for the integral from the start of the step to the next stage."""
+    nodes: list[Node] = [(0, j) if j >= 0 else (-j, 0) for j in method.nodes[stage]]
+    if stage == len(method.stages) - 1:
+        moments = tuple(moment[steps] for moment in whole.moments)
+    else:
+        moments = whole.path.moments(levels[0], levels[stage + 1], method.degree(stage), steps)
+    coordinates = [places[j] if back == 0 else whole.start[_back(steps, back)] for back, j in nodes]
+    weights = _interpolation_weights(
+        moments, coordinates, places[0], places[stage + 1], steps, rule=method.rule, basis=method.polynomials(stage)
+    )
+    return dict(zip(nodes, weights, strict=True))
+
+
+def _correction(whole: _Whole, method: Method, before: Method, steps: slice) -> tuple[dict[Node, Array], Array | float]:
+    """What the corrected state at the start of `steps` has more than the predicted one: weights, factor of the centre."""
+    previous = _back(steps, 1)
+    levels, places = _stages(whole, before, previous)
+    predicted = _stage_weights(whole, before, previous, len(before.stages) - 1, levels, places)
+    nodes: list[Node] = [(-j, 0) for j in method.corrector or ()]
+    corrected = _interpolation_weights(
+        tuple(moment[previous] for moment in whole.moments[: len(nodes)]),
+        [whole.start[_back(steps, back)] for back, _ in nodes],
+        places[0],
+        places[-1],
+        previous,
+        rule=method.rule,
+    )
+    offset = 0.0
+    if whole.offset is not None:
+        offset = sum(w * whole.offset[_back(steps, back)] for (back, _), w in zip(nodes, corrected, strict=True))
+        offset = offset - sum(w * _offset_at(whole, previous, node, levels) for node, w in predicted.items())
+    seen_from_here = {(back + 1, stage): w for (back, stage), w in predicted.items()}
+    return _plus(dict(zip(nodes, corrected, strict=True)), -1.0, seen_from_here), offset
+
+
 def _interpolation_weights(
-    path: Path, start: Level, goal: Level, origin: Array, steps: slice, *, nodes: tuple[int, ...], levels: list[Level]
-) -> dict[int, Array]:
-    """Integral of K times the Lagrange basis through `nodes`, from `start` to `goal`."""
-    moments = path.moments(start, goal, len(nodes), steps)
-    if len(nodes) == 1:
-        return {nodes[0]: moments[0]}
-    length = path.coordinate(goal) - origin
-    places = [(path.coordinate(_node(path, steps, j, levels)) - origin) / length for j in nodes]
-    weights = {}
-    for i, j in enumerate(nodes):
-        basis: list[Any] = [1.0]
-        for other in places[:i] + places[i + 1 :]:
-            scale = 1.0 / (places[i] - other)
-            shifted, kept = [0.0, *basis], [*basis, 0.0]
-            basis = [(up - other * down) * scale for up, down in zip(shifted, kept, strict=True)]
-        weights[j] = sum(b * moment for b, moment in zip(basis, moments, strict=True))
-    return weights
+    moments: tuple[Array, ...],
+    nodes: list[Array],
+    start: Array,
+    stop: Array,
+    steps: slice,
+    *,
+    rule: Rule | None = None,
+    basis: tuple[tuple[float, ...], ...] | None = None,
+) -> list[Array]:
+    """Integrals from `start` to `stop` of K times the Lagrange basis through `nodes`, or times the given polynomials."""
+    polynomials: Sequence[Sequence[Any]] = [[1.0]] if basis is None else basis
+    used: Sequence[Array] = moments
+    if basis is None and len(nodes) > 1:
+        length = stop - start
+        places: Sequence[Any] = [(node - start) / length for node in nodes]
+        if rule is not None:
+            used, places = rule(moments, list(places), length, steps)
+        polynomials = [_lagrange(places, i) for i in range(len(places))]
+    return [sum(c * moment for c, moment in zip(p, used, strict=False)) for p in polynomials]
 
 
-def _node(path: Path, steps: slice, j: int, levels: list[Level]) -> Level:
-    return levels[j] if j >= 0 else _at(path.start, slice(steps.start + j, steps.stop + j))
+def _lagrange(places: Sequence[Any], i: int) -> list[Any]:
+    """Coefficients of the polynomial that is 1 at place i and 0 at the others."""
+    coefficients: list[Any] = [1.0]
+    for other in (*places[:i], *places[i + 1 :]):
+        scale = 1.0 / (places[i] - other)
+        shifted, kept = [0.0, *coefficients], [*coefficients, 0.0]
+        coefficients = [(up - other * down) * scale for up, down in zip(shifted, kept, strict=True)]
+    return coefficients
 
 
-def _stage(path: Path, start: Level, stop: Level, c: float) -> Level:
-    if c in {0.0, 1.0}:
-        return stop if c else start
-    a, b = path.coordinate(start), path.coordinate(stop)
-    return path.at(a + c * (b - a))
+def _plus(weights: dict[Node, Array], factor: Array | float, others: dict[Node, Array]) -> dict[Node, Array]:
+    """``weights + factor * others``."""
+    total = dict(weights)
+    for node, w in others.items():
+        total[node] = total[node] + factor * w if node in total else factor * w
+    return total
+
+
+def _back(steps: slice, back: int) -> slice:
+    return slice(steps.start - back, steps.stop - back)
+
+
+def _at_steps(whole: _Whole, steps: slice) -> tuple[Any, Array | None]:
+    return tuple(None if part is None else part[steps] for part in (whole.carry, whole.noise))
+
+
+def _offset_at(whole: _Whole, steps: slice, node: Node, levels: list[Level]) -> Array:
+    back, stage = node
+    if stage == 0 and whole.offset is not None:
+        return whole.offset[_back(steps, back)]
+    return _offset(whole.path, levels[stage])
 
 
 def _offset(path: Path, level: Level) -> Array:
