@@ -24,7 +24,7 @@ __all__ = [
     "convert",
     "copy",
     "differentiate_as",
-    "exp_below",
+    "exp_of_temporary",
     "is_jax",
     "matches",
     "namespace",
@@ -289,7 +289,7 @@ def while_loop(going: Callable[[Any], Any], body: Callable[[Any], Any], carry: A
 
 
 def registers(like: Array, count: int) -> Any:
-    """`count` zero arrays like `like`, to be read by index and written by `put`.
+    """`count` arrays like `like`, to be read by index and written by `put` first.
 
     Parameters
     ----------
@@ -306,7 +306,53 @@ def registers(like: Array, count: int) -> Any:
     xp = namespace(like)
     if is_jax(like):
         return xp.zeros((count, *like.shape), dtype=like.dtype)
+    if type(like) is np.ndarray:
+        return tuple(np.empty(like.shape, like.dtype) for _ in range(count))
     return (xp.zeros_like(like),) * count
+
+
+def scratch(like: Array, dtype: Any) -> np.ndarray | None:
+    """Memory for the products of `add_scaled`, on NumPy; None elsewhere.
+
+    Parameters
+    ----------
+    like : array
+        Shape and library.
+    dtype : dtype
+        dtype of the products.
+
+    Returns
+    -------
+    array or None
+        Uninitialised memory.
+    """
+    return np.empty(like.shape, dtype) if type(like) is np.ndarray and like.ndim else None
+
+
+def add_scaled(y: Array, weight: Any, value: Array, memory: np.ndarray | None) -> Array:
+    """``y + weight * value``, formed in the dtype of `y`, which nobody else may hold: its memory is used again.
+
+    Parameters
+    ----------
+    y : array
+        A fresh array.
+    weight : float or array
+        Factor.
+    value : array
+        Of the shape of `y`, perhaps of a narrower dtype.
+    memory : array or None
+        What `scratch` made.
+
+    Returns
+    -------
+    array
+        The sum.
+    """
+    if memory is None:
+        y += weight * cast(value, y.dtype)
+        return y
+    np.multiply(value, weight, out=memory, dtype=memory.dtype)
+    return np.add(y, memory, out=y)
 
 
 def copy(array: Array) -> Array:
@@ -369,7 +415,7 @@ def matches(value: Array, like: Array) -> bool:
     return _is_bfloat16(value.dtype) or own.isdtype(value.dtype, ("real floating", "integral"))
 
 
-def put(stored: Any, slot: Any, value: Array) -> Any:
+def put(stored: Any, slot: Any, value: Array, *, shared: bool = False) -> Any:
     """Registers with `value` in `slot`; if there are none (None), `value` alone, which is not kept from row to row.
 
     Parameters
@@ -380,6 +426,8 @@ def put(stored: Any, slot: Any, value: Array) -> Any:
         Which one to replace.
     value : array
         Its new value.
+    shared : bool, optional
+        Whether somebody else may write to `value` later, so that a copy must be kept.
 
     Returns
     -------
@@ -388,11 +436,14 @@ def put(stored: Any, slot: Any, value: Array) -> Any:
     """
     if stored is None:
         return (value,)
-    if is_jax(value):
+    if type(value) is np.ndarray:
+        np.copyto(stored[slot], value)
+        return stored
+    if not isinstance(stored, tuple):
         import jax
 
         return jax.lax.dynamic_update_index_in_dim(stored, value, slot, 0)
-    return (*stored[:slot], value, *stored[slot + 1 :])
+    return (*stored[:slot], copy(value) if shared else value, *stored[slot + 1 :])
 
 
 def add_normal(y: Array, scale: Array | float, rng: Any, row: Any, *, known: bool = True) -> Array:
@@ -573,25 +624,20 @@ def slice_axis(x: Array, start: int | Array, size: int, axis: int) -> Array:
     return x[tuple(index)]
 
 
-def exp_below(x: Array, bound: float) -> Array:
-    """``exp(minimum(x, bound))``; a NumPy `x` is overwritten, which saves two temporaries of its size.
+def exp_of_temporary(x: Array) -> Array:
+    """``exp(x)``; a NumPy `x` is overwritten, which saves a temporary of its size.
 
     Parameters
     ----------
     x : array
         A temporary of at least one dimension.
-    bound : float
-        Largest exponent.
 
     Returns
     -------
     array
         The exponentials.
     """
-    xp = namespace(x)
-    if array_api_compat.is_numpy_array(x):
-        return np.exp(np.minimum(x, bound, out=x), out=x)
-    return xp.exp(xp.minimum(x, bound))
+    return np.exp(x, out=x) if array_api_compat.is_numpy_array(x) else namespace(x).exp(x)
 
 
 def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args: Array) -> Any:
@@ -735,3 +781,190 @@ def uniform(rng: Any, row: int, like: Array) -> Array:
     if array_api_compat.is_torch_array(like):
         return xp.rand(like.shape, generator=rng, dtype=dtype, device=like.device)
     return xp.asarray(rng.random(like.shape, dtype=np.float64 if dtype == xp.float64 else np.float32))
+
+
+def matmul(a: Array, b: Array, dtype: Any) -> Array:
+    """``a @ b`` of matrices in `dtype`: factors enter in their own precision, products are summed in `dtype`.
+
+    Parameters
+    ----------
+    a, b : array
+        Matrices.
+    dtype : dtype
+        dtype of sums and result, at least as wide as those of the factors.
+
+    Returns
+    -------
+    array
+        The product.
+    """
+    if is_jax(a):
+        jnp = sys.modules["jax"].numpy
+        if dtype == jnp.float64:
+            a, b = cast(a, dtype), cast(b, dtype)
+        return jnp.matmul(a, b, preferred_element_type=dtype)
+    return cast(a, dtype) @ cast(b, dtype)
+
+
+def write(buffer: Array, start: Any, rows: Array, axis: int = 0) -> Array:
+    """`buffer` with `rows` from index `start` of `axis` on; in place where the library allows it.
+
+    Parameters
+    ----------
+    buffer : array
+        Memory of the caller.
+    start : int
+        First index, may be traced by JAX.
+    rows : array
+        New values.
+    axis : int, optional
+        Axis, counted from the front.
+
+    Returns
+    -------
+    array
+        The buffer.
+    """
+    if is_jax(buffer):
+        return sys.modules["jax"].lax.dynamic_update_slice_in_dim(buffer, rows, start, axis)
+    buffer[(slice(None),) * axis + (slice(start, start + rows.shape[axis]),)] = rows
+    return buffer
+
+
+def add_rows(buffer: Array, start: Any, rows: Array) -> Array:
+    """`buffer` with `rows` added from row `start` on; in place where the library allows it.
+
+    Parameters
+    ----------
+    buffer : array
+        Memory of the caller.
+    start : int
+        First row, may be traced by JAX.
+    rows : array
+        What to add.
+
+    Returns
+    -------
+    array
+        The buffer.
+    """
+    if is_jax(buffer):
+        return write(buffer, start, slice_axis(buffer, start, rows.shape[0], 0) + rows)
+    buffer[start : start + rows.shape[0]] += rows
+    return buffer
+
+
+def subtract_at(array: Array, columns: Array, values: Array) -> Array:
+    """`array` minus ``values[i]`` at ``[i, columns[i]]``, rows whose column is outside untouched; NumPy's in place.
+
+    Parameters
+    ----------
+    array : array, shape (n, c)
+        A temporary.
+    columns : array of int, shape (n,)
+        One column for each row.
+    values : array, shape (n,)
+        What to subtract.
+
+    Returns
+    -------
+    array
+        The difference.
+    """
+    xp, width = namespace(array), array.shape[1]
+    if array_api_compat.is_numpy_array(array) or array_api_compat.is_torch_array(array):
+        (rows,) = xp.nonzero((columns >= 0) & (columns < width))
+        array[rows, columns[rows]] -= values[rows]
+        return array
+    here = xp.arange(width, dtype=columns.dtype)[None, :] == columns[:, None]
+    return array - xp.where(here, values[:, None], xp.zeros_like(values)[:, None])
+
+
+def join(
+    value: Callable[..., Any],
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    inputs: tuple[Any, ...],
+    constants: tuple[Any, ...],
+) -> tuple[Any, ...]:
+    """``value(inputs, constants)``, whose derivatives in reverse mode are a pair of functions written by hand.
+
+    Parameters
+    ----------
+    value : callable
+        ``value(inputs, constants) -> tuple of arrays``, where no derivative is asked for.
+    forward : callable
+        ``forward(inputs, constants, wanted) -> (outputs, residuals)``, flat tuples; `wanted` says for which inputs.
+    backward : callable
+        ``backward(inputs, constants, residuals, cotangents, wanted) -> tuple``, one array or None for each input; a
+        cotangent that is known to be zero is None.
+    inputs : tuple of array or None
+        What derivatives are taken with respect to.
+    constants : tuple of array or None
+        Whatever else is an array.
+
+    Returns
+    -------
+    tuple of array
+        The outputs.
+    """
+    present = [a for a in (*inputs, *constants) if a is not None]
+    if any(is_jax(a) for a in present):
+        return _jax_join(value, forward, backward)(inputs, constants)
+    if any(array_api_compat.is_torch_array(a) for a in present):
+        wanted = tuple(getattr(a, "requires_grad", False) for a in inputs)
+        if any(wanted) and sys.modules["torch"].is_grad_enabled():
+            return _torch_join(forward, backward, constants, wanted)(*inputs)
+    return value(inputs, constants)
+
+
+def _jax_join(value: Callable[..., Any], forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
+    import jax
+
+    def forth(inputs: Any, constants: Any) -> Any:
+        leaf = jax.custom_derivatives.CustomVJPPrimal
+        held = jax.tree.map(lambda a: a.value, (inputs, constants), is_leaf=lambda a: isinstance(a, leaf))
+        wanted = tuple(a is not None and a.perturbed for a in inputs)
+        outputs, residuals = forward(*held, wanted)
+        # what is wanted is static: it travels in the structure of the residuals
+        return outputs, (*held, residuals, tuple(() if w else None for w in wanted))
+
+    def back(saved: Any, cotangents: Any) -> Any:
+        *held, marks = saved
+        zero = jax.custom_derivatives.SymbolicZero
+        known = tuple(None if isinstance(c, zero) or c.dtype == jax.dtypes.float0 else c for c in cotangents)
+        return backward(*held, known, tuple(m is not None for m in marks)), None
+
+    function = jax.custom_vjp(value)
+    function.defvjp(forth, back, symbolic_zeros=True)
+    return function
+
+
+def _torch_join(
+    forward: Callable[..., Any], backward: Callable[..., Any], constants: tuple[Any, ...], wanted: tuple[bool, ...]
+) -> Any:
+    torch = sys.modules["torch"]
+    parts: list[int] = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            outputs, residuals = forward(inputs, constants, wanted)
+            parts[:] = [len(inputs), len(outputs)]
+            return (*outputs, *residuals)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            held = output[parts[1] :]
+            ctx.mark_non_differentiable(*(a for a in output if a is not None and not a.is_floating_point()))
+            ctx.mark_non_differentiable(*(a for a in held if a is not None))
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(*inputs, *held)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx: Any, *cotangents: Any) -> Any:
+            inputs, residuals = ctx.saved_tensors[: parts[0]], ctx.saved_tensors[parts[0] :]
+            return backward(inputs, constants, residuals, cotangents[: parts[1]], wanted)
+
+    return lambda *inputs: Function.apply(*inputs)[: parts[1]]

@@ -1,8 +1,8 @@
 """Solvers: a sampler is a path and a method, and both become a table that one loop runs.
 
-`adams_bashforth` and `runge_kutta` make tables from the paths of :doc:`/paths`; `solve` runs any table on NumPy,
-PyTorch or JAX arrays. The named samplers are combinations of the two. Derivations, orders and the plots that prove
-them: :doc:`/solvers`.
+`adams_bashforth`, `adams_moulton` and `runge_kutta` make tables from the paths of :doc:`/paths`; `solve` runs any
+table on NumPy, PyTorch or JAX arrays. The named samplers are combinations of the two. Derivations, orders and the plots
+that prove them: :doc:`/solvers`; samplers as they were published: :doc:`/samplers`.
 
 Conventions. ``denoise(x, level)`` returns the posterior mean of the clean data, of the shape of `x`; `level` is a
 `Level` of 0-d arrays of the library of `x`, float32 at least. The result has the shape and dtype of `x`; the state
@@ -13,14 +13,16 @@ at each call.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from diffnum import _backend, paths
-from diffnum._arguments import choose, instance
-from diffnum._backend import Array, concrete, namespace
+from diffnum import paths
+from diffnum._arguments import choose, instance, number
+from diffnum._backend import Array, concrete
+from diffnum._rules import half_moment
+from diffnum._runner import Denoiser, solve
 from diffnum._tables import Method, Table, assemble
 from diffnum.paths import Path
 from diffnum.schedules import Level, Schedule
@@ -28,9 +30,13 @@ from diffnum.schedules import Level, Schedule
 __all__ = [
     "EULER",
     "HEUN",
+    "KROGSTAD",
+    "KUTTA_3",
     "MIDPOINT",
     "ORDERS",
     "RUNGE_KUTTA_3",
+    "STIFF_3",
+    "STIFF_4",
     "Method",
     "Orders",
     "Table",
@@ -39,14 +45,15 @@ __all__ = [
     "ab3",
     "ab4",
     "adams_bashforth",
+    "adams_moulton",
     "assemble",
     "ddim",
     "heun",
+    "multistep",
     "runge_kutta",
     "solve",
+    "two_stage",
 ]
-
-Denoiser = Callable[[Array, Level], Array]
 
 EULER = Method("exponential Euler", 1, (0.0,), ((0,),))
 """One evaluation at the start of the step; order 1."""
@@ -60,6 +67,36 @@ HEUN = Method("exponential Heun", 2, (0.0, 1.0), ((0,), (0, 1)))
 RUNGE_KUTTA_3 = Method("exponential Runge-Kutta 3", 3, (0.0, 1 / 3, 2 / 3), ((0,), (0, 1), (0, 2)))
 """Three evaluations (DPM-Solver-3); order 3, of which 2 with stiff order conditions."""
 
+KUTTA_3 = Method(
+    "exponential Kutta 3",
+    3,
+    (0.0, 0.5, 1.0),
+    ((0,), (0, 1), (0, 1, 2)),
+    basis=(None, ((-1.0,), (2.0,)), None),
+)
+"""Three evaluations; on a constant kernel Kutta's method of order 3. The third stage carries twice the second value."""
+
+KROGSTAD = Method(
+    "Krogstad",
+    4,
+    (0.0, 0.5, 0.5, 1.0),
+    ((0,), (0, 1), (0, 2), (0, 1, 2, 3)),
+    basis=(None, ((1.0, -2.0), (0.0, 2.0)), None, ((1.0, -3.0, 2.0), (0.0, 2.0, -2.0), (0.0, 2.0, -2.0), (0.0, -1.0, 2.0))),
+)
+"""Four evaluations; order 4, of which 2 with stiff order conditions. On a constant kernel the classical Runge-Kutta 4."""
+
+STIFF_3 = Method("stiff Runge-Kutta 3", 3, (0.0, 1 / 4, 1 / 2, 3 / 4), ((0,), (0, 1), (0, 1), (0, 2, 3)))
+"""Four evaluations, the last two from linear interpolation; order 3, stiff order conditions included."""
+
+STIFF_4 = Method(
+    "stiff Runge-Kutta 4",
+    4,
+    (0.0, 0.25, 0.25, 0.5, 0.5, 1.0),
+    ((0,), (0, 1), (0, 1), (0, 2, 3), (0, 2, 3), (0, 4, 5)),
+)
+"""Six evaluations, the last two from quadratic interpolation; order 4, stiff order conditions included."""
+
+_STARTERS = {3: (MIDPOINT,), 4: (RUNGE_KUTTA_3, RUNGE_KUTTA_3)}
 _ADAMS_BASHFORTH = tuple(Method(f"Adams-Bashforth {k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in range(1, 5))
 
 
@@ -134,20 +171,153 @@ def adams_bashforth(path: Path, order: int, *, start: Literal["runge_kutta", "ra
     instance("path", path, Path)
     order = _order(order)
     choose("start", start, ("runge_kutta", "ramp"))
-    starters = {3: [MIDPOINT], 4: [RUNGE_KUTTA_3, RUNGE_KUTTA_3]}.get(order, []) if start == "runge_kutta" else []
+    starters = _STARTERS.get(order, ()) if start == "runge_kutta" else ()
+    return multistep(path, (*starters, *_ADAMS_BASHFORTH[len(starters) : order]))
+
+
+def adams_moulton(path: Path, order: int, *, start: Literal["runge_kutta", "ramp"] = "runge_kutta") -> Table:
+    """Table of a predictor-corrector of one evaluation a step: :eq:`samplers-adams-moulton`.
+
+    Each step is predicted by Adams-Bashforth of order `order` - 1. The evaluation at its end serves the next prediction,
+    and also the method of Adams and Moulton of order `order` for the step that has just been made (PEC).
+
+    Parameters
+    ----------
+    path : Path
+        What is integrated exactly; its steps must join.
+    order : int
+        Number of values that the corrector interpolates, 2 to 4.
+    start : {"runge_kutta", "ramp"}, optional
+        At order 4, whether the first step is a Runge-Kutta step of order 3, at two more evaluations, or predictors and
+        correctors grow from the lowest order, which caps the order at 3. Lower orders need no other start.
+
+    Returns
+    -------
+    Table
+        Coefficients in the namespace of the path's grid. The states between steps are the predicted ones.
+
+    Raises
+    ------
+    ValueError
+        If `order` is not 2 to 4, `start` is unknown or the path has gaps.
+
+    Notes
+    -----
+    No second state vector: :eq:`samplers-one-state`. The last step is not corrected, which costs no order.
+
+    References
+    ----------
+    E. Hairer, S. Norsett and G. Wanner, Solving Ordinary Differential Equations I (1993), chapter III.1.
+
+    Examples
+    --------
+    >>> from diffnum import grids, paths, schedules
+    >>> from diffnum.solvers import adams_moulton
+    >>> edm = schedules.edm()
+    >>> table = adams_moulton(paths.noise(edm, grids.karras(edm, 10), coordinate="ratio"), 3)
+    >>> table.steps, table.evaluations
+    (10, 10)
+    """
+    instance("path", path, Path)
+    choose("start", start, ("runge_kutta", "ramp"))
+    order = _order(order, 2)
+    predictors = _ADAMS_BASHFORTH[: order - 1]
+    correctors = [tuple(-j for j in range(k)) for k in range(2, order + 1)]
+    ladder = [predictors[0]]
+    for k, corrector in enumerate(correctors):
+        ladder.append(predictors[min(k + 1, order - 2)]._replace(corrector=corrector))
+    if order == 4 and start == "runge_kutta":
+        # a first step of order 3 is corrected by nothing
+        ladder[:2] = RUNGE_KUTTA_3, predictors[1]
+    return multistep(path, ladder)
+
+
+def multistep(path: Path, ladder: Sequence[Method]) -> Table:
+    """Table of methods that grow with the values they find: :eq:`solvers-start`, ends by :eq:`solvers-ends`.
+
+    Parameters
+    ----------
+    path : Path
+        What is integrated exactly.
+    ladder : sequence of Method
+        ``ladder[j]`` is for steps before which j values are known; the last one for more.
+
+    Returns
+    -------
+    Table
+        Coefficients in the namespace of the path's grid.
+
+    Raises
+    ------
+    ValueError
+        If `ladder` is empty.
+
+    Notes
+    -----
+    A step that starts or stops where the path's coordinate is infinite is `EULER`, with the corrector of its place in
+    the ladder.
+
+    Examples
+    --------
+    >>> from diffnum import grids, paths, schedules
+    >>> from diffnum.solvers import HEUN, Method, multistep
+    >>> flow = schedules.rectified_flow()
+    >>> trapezoidal = Method("two old values", 2, (0.0,), ((0, -1),))
+    >>> multistep(paths.velocity(flow, grids.uniform(flow, 8)), (HEUN, trapezoidal)).evaluations
+    9
+    """
+    instance("path", path, Path)
+    if not ladder:
+        msg = f"ladder must hold a method, got {ladder!r}"
+        raise ValueError(msg)
     plan: list[Method] = []
     usable = 0
     for starts, stops in zip(_finite(path, path.start), _finite(path, path.stop), strict=True):
-        if not (starts and stops):
-            plan.append(EULER)
-            usable += starts
-        else:
-            plan.append(starters[usable] if usable < len(starters) else _ADAMS_BASHFORTH[min(usable, order - 1)])
+        method = ladder[min(usable, len(ladder) - 1)]
+        if starts and stops:
+            plan.append(method)
             usable += 1
+        else:
+            plan.append(EULER._replace(corrector=method.corrector, rule=method.rule) if method.corrector else EULER)
+            usable += starts
     return assemble(path, plan)
 
 
-def runge_kutta(path: Path, method: Method) -> Table:
+def two_stage(c: float, /, *, weak: bool = False) -> Method:
+    """Runge-Kutta method with a second evaluation at the fraction `c` of a step: :eq:`solvers-stiff-order`.
+
+    Parameters
+    ----------
+    c : float
+        Place of the second evaluation, in (0, 1]: 1/2 is `MIDPOINT`, 1 is `HEUN`; EDM's alpha.
+    weak : bool, optional
+        Take the weight ``phi_1/(2 c)`` in place of ``phi_2/c``, as DPM-Solver-2 and ++(2S) do: :eq:`samplers-half`.
+
+    Returns
+    -------
+    Method
+        Of order 2; with stiff order conditions 2, of which the weak one has 1.
+
+    Raises
+    ------
+    ValueError
+        If `c` is not in (0, 1].
+
+    Examples
+    --------
+    >>> from diffnum.solvers import MIDPOINT, two_stage
+    >>> two_stage(0.5).stages == MIDPOINT.stages
+    True
+    """
+    c = number("c", c, above=0.0)
+    if c > 1.0:
+        msg = f"c must be at most 1, got {c!r}"
+        raise ValueError(msg)
+    name = f"exponential{' weak' if weak else ''} two-stage {c:g}"
+    return Method(name, 2, (0.0, c), ((0,), (0, 1)), rule=half_moment if weak else None)
+
+
+def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Table:
     """Table of an exponential Runge-Kutta method: :eq:`solvers-runge-kutta`.
 
     Parameters
@@ -155,7 +325,10 @@ def runge_kutta(path: Path, method: Method) -> Table:
     path : Path
         What is integrated exactly.
     method : Method
-        A method without history: `EULER`, `MIDPOINT`, `HEUN`, `RUNGE_KUTTA_3` or one of your own.
+        A method without history: `EULER`, `MIDPOINT`, `HEUN`, `RUNGE_KUTTA_3`, ... or one of your own.
+    end : Method, optional
+        Method of steps at whose end f is singular (sigma = 0), for a `method` that evaluates there or counts its stages in
+        log-SNR. By default one that keeps the order: `MIDPOINT`, above order 2 `RUNGE_KUTTA_3`.
 
     Returns
     -------
@@ -170,9 +343,9 @@ def runge_kutta(path: Path, method: Method) -> Table:
     Notes
     -----
     The weights are :eq:`solvers-weights`, the rows :eq:`solvers-one-state`. Where f is singular at the end of a step
-    (sigma = 0), a method that evaluates there gives way to `MIDPOINT`, which keeps order 2; where the coordinate is
-    infinite, to `EULER`: :eq:`solvers-ends`. On a grid that JAX traces all levels count as regular: there `MIDPOINT`
-    can end at sigma = 0, `HEUN` cannot.
+    (sigma = 0), a method that evaluates there gives way to `end`; where the coordinate is infinite, to `EULER`:
+    :eq:`solvers-ends`. On a grid that JAX traces all levels count as regular: there `MIDPOINT` can end at sigma = 0,
+    `HEUN` cannot.
 
     Examples
     --------
@@ -187,131 +360,17 @@ def runge_kutta(path: Path, method: Method) -> Table:
     if method.history:
         msg = f"method must not look at earlier steps, got {method.name} with {method.history}"
         raise ValueError(msg)
+    if end is None:
+        end = MIDPOINT if method.order <= 2 else RUNGE_KUTTA_3
+    needs_end = 1.0 in method.stages or method.clock == "log_snr"
     plan = []
     finite = zip(_finite(path, path.start), _finite(path, path.stop), _regular(path, path.stop), strict=True)
     for starts, stops, regular in finite:
         if not (starts and stops):
             plan.append(EULER)
         else:
-            plan.append(method if regular or 1.0 not in method.stages else MIDPOINT)
+            plan.append(method if regular or not needs_end else end)
     return assemble(path, plan)
-
-
-def solve(
-    denoise: Denoiser,
-    x: Array,
-    table: Table,
-    /,
-    *,
-    rng: Any = None,
-    trajectory: bool = False,
-    progress: Callable[[list], Iterable] | None = None,
-    has_aux: bool = False,
-) -> Any:
-    """Run a table: :eq:`solvers-table`.
-
-    Parameters
-    ----------
-    denoise : callable
-        ``denoise(x, level) -> x0_hat``, of the shape and library of `x`. It must not write to its `x`: on NumPy that is
-        read-only, on PyTorch a write would change the state.
-    x : array
-        State at the first level, of any shape, floating point.
-    table : Table
-        Coefficients.
-    rng : numpy.random.Generator, jax.random key, torch.Generator, a batch of them, or callable, optional
-        Source of the noise of a stochastic table; one for each ``x[i]``, if a batch (an array of keys, a sequence of
-        generators) is given. A callable ``(row, like) -> z`` prescribes the draws; noise before the first row has the
-        number ``table.evaluations``.
-    trajectory : bool, optional
-        Return the states at all N + 1 nodes, stacked along a new first axis.
-    progress : callable, optional
-        Wraps the list of rows, like ``tqdm.tqdm``; not under JAX.
-    has_aux : bool, optional
-        Whether `denoise` returns a pair, ``(x0_hat, aux)``, whose second part is an array to be recorded.
-
-    Returns
-    -------
-    array or tuple of array
-        State at the last level, or all states; dtype and library of `x`. With `has_aux` a pair: that, and the `aux` of
-        all evaluations, stacked along a new first axis of length ``table.evaluations``.
-
-    Raises
-    ------
-    TypeError
-        If `x` is not floating point, `rng` is of another kind than `x`, or `denoise` or `progress` is not callable.
-    ValueError
-        If a stochastic table comes without `rng`, the table's centre does not broadcast to `x`, `denoise` returns
-        another shape, `progress` is used under JAX, or it leaves out rows.
-
-    Notes
-    -----
-    Memory is that of ``1 + K`` states, K the number of registers, whatever the number of rows: :eq:`solvers-memory`.
-    Reverse-mode derivatives under JAX keep one such set a row and recompute the rest.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from diffnum import grids, paths, schedules
-    >>> from diffnum.solvers import adams_bashforth, solve
-    >>> flow = schedules.rectified_flow()
-    >>> table = adams_bashforth(paths.x0(flow, grids.uniform(flow, 4)), 2)
-    >>> solve(lambda x, level: 0.0 * x + 1.0, np.array([0.3, -2.0]), table).tolist()
-    [1.0, 1.0]
-    """
-    instance("table", table, Table)
-    instance("denoise", denoise, Callable)
-    x = _floating(x, table)
-    _check_options(x, table, rng, progress)
-    xp, dtype, state = namespace(x), x.dtype, _backend.state_dtype(x)
-    registers = table.weights.shape[1]
-    centre = None if table.centre is None else _backend.convert(table.centre, x, state)
-
-    def body(carry: tuple, row: _Row) -> tuple[tuple, tuple]:
-        y, stored = carry
-        u = _backend.read_only(_backend.cast(y, dtype))
-        value, aux = denoise(u, row.level) if has_aux else (denoise(u, row.level), None)
-        value = _checked(value, u)
-        f = _backend.cast(value, state)
-        if row.target is not None:
-            f = row.target[0] * y + row.target[1] * f
-        # stored before it is combined: in this order XLA makes no copy of the registers
-        f = _backend.cast(f, dtype)
-        # the denoiser may use its array again
-        stored = _backend.put(stored, row.slot, _backend.copy(f) if registers > 1 and f is value else f)
-        y = row.carry * y
-        for k in range(registers):
-            weight = row.weights[k]
-            if not (isinstance(weight, float) and weight == 0.0):
-                y += weight * stored[k]
-        if row.bias is not None:
-            y += row.bias * centre
-        if row.noise is not None:
-            y = _backend.add_normal(y, row.noise, rng, row.number, known=known)
-        recorded = _backend.cast(y, dtype) if trajectory else None
-        return (y, stored if registers > 1 else None), (recorded, aux)
-
-    y = _backend.cast(x, state)
-    known = table.noise is not None and concrete(table.noise) is not None
-    if table.start is not None:
-        scale, added = _backend.columns(table.start, x, state)
-        y = _backend.add_normal(scale * y, added, rng, table.evaluations)
-    rows = _rows(table, x, state)
-    stored = _backend.registers(x, registers) if registers > 1 else None
-    (end, _), outs = _backend.scan(body, (y, stored), rows if progress is None else progress(rows), x)
-    if progress is not None and len(outs) != table.evaluations:
-        msg = f"progress must pass on each of the {table.evaluations} rows once, got {len(outs)}"
-        raise ValueError(msg)
-    states, aux = outs if _backend.is_jax(x) else zip(*outs, strict=True)
-    if not trajectory:
-        result = _backend.cast(end, dtype)
-    elif _backend.is_jax(x):
-        result = xp.concat([x[None, ...], states[table.end]])
-    else:
-        result = xp.stack([x, *(states[r] for r in table.end)])
-    if not has_aux:
-        return result
-    return result, aux if _backend.is_jax(x) else xp.stack(aux)
 
 
 def ab1(
@@ -610,88 +669,13 @@ def ddim(
     return solve(denoise, x, adams_bashforth(path, 1), rng=rng, trajectory=trajectory)
 
 
-class _Row(NamedTuple):
-    number: Any
-    level: Any
-    target: Any
-    slot: Any
-    carry: Any
-    weights: Any
-    noise: Any
-    bias: Any
-
-
-def _rows(table: Table, x: Array, state: Any) -> Any:
-    """The table by rows, in the library of `x`: a pytree of arrays for JAX, else a list of rows."""
-    xp = namespace(x)
-    number = np.arange(table.evaluations)
-    level = Level(*(_backend.convert(part, x, state) for part in table.level))
-    floats = (table.carry, table.weights, table.noise, table.bias)
-    if _backend.is_jax(x):
-        target, carry, weights, noise, bias = (
-            None if part is None else _backend.convert(part, x, state) for part in (table.target, *floats)
-        )
-        return _Row(xp.asarray(number), level, target, xp.asarray(table.slot), carry, weights, noise, bias)
-    levels = [Level(*(part[r, ...] for part in level)) for r in range(table.evaluations)]
-    nothing = [None] * table.evaluations
-    target, carry, weights, noise, bias = (
-        nothing if part is None else _backend.columns(part, x, state) for part in (table.target, *floats)
-    )
-    slot = np.asarray(table.slot).tolist()
-    return list(map(_Row, number.tolist(), levels, target, slot, carry, weights, noise, bias))
-
-
-def _floating(x: Array, table: Table) -> Array:
-    """`x` as an array; of JAX if the table is still being traced."""
-    given = x if hasattr(x, "dtype") else np.asarray(x)
-    as_array = _backend.asfloat(given)
-    if as_array.dtype != given.dtype:
-        msg = f"x must have a floating-point dtype, got {given.dtype}"
-        raise TypeError(msg)
-    if concrete(table.carry) is None:
-        return namespace(table.carry).asarray(as_array)
-    return as_array
-
-
-def _check_options(x: Array, table: Table, rng: Any, progress: Any) -> None:
-    if progress is not None and _backend.is_jax(x):
-        msg = "progress must be None under JAX, where the loop is compiled"
-        raise ValueError(msg)
-    if progress is not None:
-        instance("progress", progress, Callable)
-    shape, centre = tuple(x.shape), () if table.centre is None else tuple(table.centre.shape)
-    fitting = [c in {1, n} for c, n in zip(reversed(centre), reversed(shape), strict=False)]
-    if len(centre) > len(shape) or not all(fitting):
-        msg = f"x must have a shape to which the path's centre of shape {centre} broadcasts, got {shape}"
-        raise ValueError(msg)
-    if table.noise is None and table.start is None:
-        return
-    if rng is None:
-        msg = "rng must be given for a stochastic path, got None"
-        raise ValueError(msg)
-    _backend.check_rng(rng, x)
-
-
-def _checked(value: Any, x: Array) -> Array:
-    shape = getattr(value, "shape", None)
-    if shape is None or tuple(shape) != tuple(x.shape):
-        got = f"shape {tuple(shape)}" if shape is not None else type(value).__name__
-        msg = f"denoise must return an array of the shape of x, {tuple(x.shape)}, got {got}"
-        raise ValueError(msg)
-    if not _backend.matches(value, x):
-        got = f"{type(value).__name__} of {value.dtype}"
-        msg = f"denoise must return real numbers in an array of the library of x, got {got}"
-        raise TypeError(msg)
-    return value
-
-
-def _order(order: Any) -> int:
+def _order(order: Any, least: int = 1) -> int:
     if isinstance(order, bool) or not hasattr(order, "__index__"):
-        msg = f"order must be an integer from 1 to 4, got {order!r}"
+        msg = f"order must be an integer from {least} to 4, got {order!r}"
         raise TypeError(msg)
     order = operator.index(order)
-    if not 1 <= order <= 4:
-        msg = f"order must be an integer from 1 to 4, got {order!r}"
+    if not least <= order <= 4:
+        msg = f"order must be an integer from {least} to 4, got {order!r}"
         raise ValueError(msg)
     return order
 

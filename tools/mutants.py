@@ -60,7 +60,7 @@ MODULES = {
     "schedules": ["schedules.py"],
     "logsumexp": ["logsumexp.py"],
     "paths": ["paths.py", "_quadrature.py", "_guarded.py", "_arguments.py"],
-    "solvers": ["solvers.py", "_tables.py"],
+    "solvers": ["solvers.py", "_tables.py", "_runner.py"],
     "grids": ["grids.py"],
     "oracles": ["oracles.py"],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
