@@ -62,6 +62,9 @@ __all__ = [
 _LARGEST_EXPONENT = 50.0
 """Exponent over which 32 points integrate a kernel to rounding, with a margin."""
 
+_TIME_ERROR = 1e-9
+"""Relative error by which a quadrature in time may miss the integral that is known; a thousand roundings if more."""
+
 
 @dataclass(frozen=True, eq=False)
 class Path:
@@ -213,7 +216,14 @@ def x0(
     )
 
 
-def noise(schedule: Schedule, t: Array, /, *, coordinate: Literal["log_snr", "ratio"] = "log_snr") -> Path:
+def noise(
+    schedule: Schedule,
+    t: Array,
+    /,
+    *,
+    eta: Array | float = 0.0,
+    coordinate: Literal["log_snr", "ratio", "t"] = "log_snr",
+) -> Path:
     """Path on which the predicted noise is interpolated: :eq:`paths-noise`, in ratio form :eq:`paths-noise-ratio`.
 
     Parameters
@@ -222,24 +232,28 @@ def noise(schedule: Schedule, t: Array, /, *, coordinate: Literal["log_snr", "ra
         Noise schedule.
     t : array, shape (N + 1,)
         Times in the order they are visited, strictly decreasing; alpha > 0 at all of them.
-    coordinate : {"log_snr", "ratio"}, optional
-        Interpolate in ``lambda`` or in ``rho = sigma/alpha``.
+    eta : float or array of shape (N,), optional
+        Strength of the noise, >= 0, as on `x0`: :eq:`samplers-noise-sde`; a last step to sigma = 0 is taken without.
+    coordinate : {"log_snr", "ratio", "t"}, optional
+        Interpolate in ``lambda``, in ``rho = sigma/alpha`` or in time: :eq:`samplers-deis-time`.
 
     Returns
     -------
     Path
-        The path, an ODE. In ratio form it keeps its order down to sigma = 0.
+        The path. In ratio form it keeps its order down to sigma = 0.
 
     Raises
     ------
     ValueError
         If `t` is not a strictly decreasing grid inside the schedule, or alpha = 0 at its noisy end, where the noise
-        cannot be told from x.
+        cannot be told from x; if `eta` is negative or of the wrong shape; or, in time, if the schedule is not smooth
+        enough for the quadrature of the moments.
 
     References
     ----------
     C. Lu et al., DPM-Solver (2022), in lambda; T. Karras et al., Elucidating the design space of diffusion-based
-    generative models (2022), in rho.
+    generative models (2022), in rho; Q. Zhang and Y. Chen, Fast sampling of diffusion models with exponential
+    integrator (2023), in time.
 
     Examples
     --------
@@ -249,8 +263,14 @@ def noise(schedule: Schedule, t: Array, /, *, coordinate: Literal["log_snr", "ra
     >>> [round(float(m), 6) for m in path.moments(path.start, path.stop, 1)[0]]
     [-79.0, -0.998]
     """
-    choose("coordinate", coordinate, ("log_snr", "ratio"))
-    nodes = levels(schedule, t)
+    choose("coordinate", coordinate, ("log_snr", "ratio", "t"))
+    nodes = levels(schedule, t, eta)
+    xp = namespace(nodes.t)
+    strength, stochastic = per_step("eta", eta, nodes.t[1:])
+    if stochastic:
+        # noise that a step to sigma = 0 adds is removed by no later step
+        strength = xp.where(nodes.sigma[1:] == 0.0, xp.zeros_like(strength), strength)
+    factor = 1.0 + strength**2
     known = concrete(nodes.alpha)
     if known is not None and known[0] == 0.0:
         msg = (
@@ -259,27 +279,43 @@ def noise(schedule: Schedule, t: Array, /, *, coordinate: Literal["log_snr", "ra
         )
         raise ValueError(msg)
 
-    def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:  # noqa: ARG001
-        return b.alpha / a.alpha, None
+    def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:
+        ratio = b.alpha / a.alpha
+        if not stochastic:
+            return ratio, None
+        _, added = decay(xp.ones_like(ratio), b.log_snr - a.log_snr)
+        return ratio, strength[steps] * ratio * a.sigma * added
 
-    def moments_log_snr(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:  # noqa: ARG001
-        scale = b.alpha * a.sigma / a.alpha
-        return tuple(-scale * m for m in falling_moments(count, b.log_snr - a.log_snr))
+    def scaled(inside: tuple[Array, ...], scale: Array, steps: slice) -> tuple[Array, ...]:
+        scale = factor[steps] * scale if stochastic else scale
+        return tuple(scale * m for m in inside)
 
-    def moments_ratio(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:  # noqa: ARG001
-        length = sigma_over_alpha(b) - sigma_over_alpha(a)
-        return tuple(b.alpha * length / (j + 1) for j in range(count))
+    def moments_log_snr(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
+        return scaled(falling_moments(count, b.log_snr - a.log_snr), -b.alpha * a.sigma / a.alpha, steps)
 
-    ratio_form = coordinate == "ratio"
+    def moments_ratio(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
+        length = b.alpha * (sigma_over_alpha(b) - sigma_over_alpha(a))
+        return scaled(tuple(length / (j + 1) for j in range(count)), xp.ones_like(length), steps)
+
+    def moments_time(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
+        return scaled(_time_moments(schedule, a, b, count), b.alpha, steps)
+
+    forms = {
+        "log_snr": (lambda level: level.log_snr, schedule.level_at, moments_log_snr),
+        "ratio": (sigma_over_alpha, lambda s: schedule.level_at(-namespace(s).log(s)), moments_ratio),
+        "t": (lambda level: level.t, schedule.level, moments_time),
+    }
+    where, at, moments = forms[coordinate]
     return _path(
         f"noise({schedule.name}, {coordinate})",
         schedule,
         nodes,
-        coordinate=sigma_over_alpha if ratio_form else (lambda level: level.log_snr),
-        at=(lambda s: schedule.level_at(-namespace(s).log(s))) if ratio_form else schedule.level_at,
+        coordinate=where,
+        at=at,
         propagate=propagate,
-        moments=moments_ratio if ratio_form else moments_log_snr,
+        moments=moments,
         target=lambda level: (1.0 / level.sigma, -level.alpha / level.sigma),
+        stochastic=stochastic,
     )
 
 
@@ -705,6 +741,33 @@ def from_sde_2m_eta(eta: float, /) -> float:
     0.5
     """
     return number("eta", eta, least=0.0) ** 0.5
+
+
+def _time_moments(schedule: Schedule, a: Level, b: Level, count: int) -> tuple[Array, ...]:
+    """Integrals of ``u^j drho`` with u the share of the time that has passed, by quadrature: :eq:`samplers-deis-time`."""
+    xp = namespace(a.t)
+    start, back = b.t[:, None], (a.t - b.t)[:, None]
+
+    def kernel(w: Array) -> Array:
+        # in the root of the time that is left, rho is smooth also where it starts as the root of t
+        level = schedule.level(start + back * w**2)
+        return schedule.diffusion_squared(level.t) / (2.0 * level.sigma * level.alpha) * 2.0 * w * back
+
+    one = xp.ones_like(a.t)
+    inside = [
+        quadrature(lambda w, j=j: kernel(w) * (1.0 - w**2) ** j, one, xp.zeros_like(one), 1)[0] for j in range(count)
+    ]
+    whole = sigma_over_alpha(b) - sigma_over_alpha(a)
+    found, expected = concrete(inside[0]), concrete(whole)
+    if found is not None and expected is not None:
+        error = float(np.max(np.abs(found - expected) / np.abs(expected)))
+        if error > max(_TIME_ERROR, 1e3 * float(np.finfo(found.dtype).eps)):
+            msg = (
+                f"schedule must be smooth in time for a path in t, got {schedule.name}, whose moments err by {error:.0e}; "
+                "take smaller steps or another coordinate"
+            )
+            raise ValueError(msg)
+    return tuple(inside)
 
 
 def _path(name: str, schedule: Schedule | None, nodes: Level, **functions: Any) -> Path:
