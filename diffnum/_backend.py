@@ -19,6 +19,7 @@ __all__ = [
     "cast",
     "check_rng",
     "columns",
+    "computed_once",
     "concrete",
     "constant",
     "convert",
@@ -129,6 +130,8 @@ def asfloat(x: Array, name: str = "x") -> Array:
     TypeError
         If `x` is complex, boolean or not numeric.
     """
+    if type(x) is np.ndarray and x.dtype.kind == "f":
+        return x
     array: Array = x if array_api_compat.is_array_api_obj(x) else np.asarray(x)
     xp = namespace(array)
     if xp.isdtype(array.dtype, "real floating") or _is_bfloat16(array.dtype):
@@ -369,6 +372,22 @@ def copy(array: Array) -> Array:
         The same values; derivatives pass.
     """
     return array if is_jax(array) else namespace(array).astype(array, array.dtype, copy=True)
+
+
+def computed_once(array: Array) -> Array:
+    """`array`, which a JAX compiler must not compute anew, and round anew, for each of its uses.
+
+    Parameters
+    ----------
+    array : array
+        Values used more than once.
+
+    Returns
+    -------
+    array
+        The same values; derivatives pass.
+    """
+    return sys.modules["jax"].lax.optimization_barrier(array) if is_jax(array) else array
 
 
 def read_only(array: Array) -> Array:
@@ -932,7 +951,9 @@ def _jax_join(value: Callable[..., Any], forward: Callable[..., Any], backward: 
     def back(saved: Any, cotangents: Any) -> Any:
         *held, marks = saved
         zero = jax.custom_derivatives.SymbolicZero
-        known = tuple(None if isinstance(c, zero) or c.dtype == jax.dtypes.float0 else c for c in cotangents)
+        known = tuple(
+            None if c is None or isinstance(c, zero) or c.dtype == jax.dtypes.float0 else c for c in cotangents
+        )
         return backward(*held, known, tuple(m is not None for m in marks)), None
 
     function = jax.custom_vjp(value)
@@ -968,3 +989,49 @@ def _torch_join(
             return backward(inputs, constants, residuals, cotangents[: parts[1]], wanted)
 
     return lambda *inputs: Function.apply(*inputs)[: parts[1]]
+
+
+def filled(like: Array, shape: int | tuple[int, ...], value: float, dtype: Any) -> Array:
+    """Array of one value, of the library and on the device of `like`.
+
+    Parameters
+    ----------
+    like : array
+        Decides library and device.
+    shape : int or tuple of int
+        Shape of the result.
+    value : float
+        Its entries.
+    dtype : dtype
+        Its dtype.
+
+    Returns
+    -------
+    array
+        A new array.
+    """
+    xp = namespace(like)
+    if is_jax(like):
+        return xp.full(shape, value, dtype=dtype)
+    return xp.full(shape, value, dtype=dtype, device=array_api_compat.device(like))
+
+
+def beside(array: Array, like: Array) -> Array:
+    """`array` in the library and on the device of `like`, in its own dtype.
+
+    Parameters
+    ----------
+    array : array
+        NumPy array, or array of the library of `like`.
+    like : array
+        Decides library and device.
+
+    Returns
+    -------
+    array
+        The same values.
+    """
+    xp = namespace(like)
+    if array_api_compat.is_array_api_obj(array) and namespace(array) is xp:
+        return array
+    return xp.asarray(array) if is_jax(like) else xp.asarray(array, device=array_api_compat.device(like))

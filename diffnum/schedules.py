@@ -813,6 +813,8 @@ def _unit(alpha: Array, sigma2: Array) -> Pair:
 def _log_ratio(alpha: Array, sigma: Array) -> Array:
     alpha, sigma = asfloat(alpha, "alpha"), asfloat(sigma, "sigma")
     xp = namespace(alpha, sigma)
+    if type(alpha) is type(sigma) is np.ndarray and alpha.all() and sigma.all():
+        return np.log(alpha) - np.log(sigma)
     no_signal, no_noise = alpha == 0, sigma == 0
     ratio = xp.log(xp.where(no_signal, xp.ones_like(alpha), alpha)) - xp.log(
         xp.where(no_noise, xp.ones_like(sigma), sigma)
