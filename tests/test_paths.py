@@ -1781,8 +1781,8 @@ def test_centres() -> None:
 
 @pytest.mark.parametrize("bad", ["lambda", None, 1, "LOG_SNR"])
 def test_coordinates_by_name(bad: object) -> None:
-    for maker in (paths.x0, paths.noise):
-        with pytest.raises(ValueError, match=r"coordinate must be one of \('log_snr', 'ratio'\), got"):
+    for maker, last in ((paths.x0, "'ratio'"), (paths.noise, "'ratio', 't'")):
+        with pytest.raises(ValueError, match=rf"coordinate must be one of \('log_snr', {last}\), got"):
             maker(FLOW, GOOD, coordinate=bad)
 
 
@@ -1798,7 +1798,7 @@ def test_steps_of_ddim_eta() -> None:
 
 # -- the derivative of what ancestral puts back -----------------------------------------------------------------------
 
-ODE_PATHS = {"x0": paths.x0, "noise": paths.noise, "velocity": functools.partial(paths.velocity, sigma_data=0.6)}
+JOINED_PATHS = {"x0": paths.x0, "noise": paths.noise, "velocity": functools.partial(paths.velocity, sigma_data=0.6)}
 
 
 def posterior_share(t: np.ndarray) -> np.ndarray:
@@ -1818,7 +1818,7 @@ def test_ancestral_noise_is_linear_in_eta(eta: float) -> None:
 
 
 @pytest.mark.claim("paths-ancestral")
-@pytest.mark.parametrize("name", ODE_PATHS)
+@pytest.mark.parametrize("name", JOINED_PATHS)
 @pytest.mark.parametrize("eta", [0.0, 1e-9, 0.5])
 def test_ancestral_derivative_in_eta(name: str, eta: float) -> None:
     """At eta = 0 the noise of a step has the derivative of its formula, not 0; the rest of the table has derivative 0."""
@@ -1826,7 +1826,7 @@ def test_ancestral_derivative_in_eta(name: str, eta: float) -> None:
     t = np.asarray([0.95, 0.7, 0.6, 0.2])
 
     def parts(strength: Any) -> tuple[Any, ...]:
-        table = adams_bashforth(paths.ancestral(ODE_PATHS[name](FLOW, t), strength), 1)
+        table = adams_bashforth(paths.ancestral(JOINED_PATHS[name](FLOW, t), strength), 1)
         return table.noise, table.carry, table.weights
 
     noise, carry, weights = jax.jacobian(parts)(eta)
