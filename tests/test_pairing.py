@@ -50,6 +50,11 @@ def chapters() -> list[str]:
     return sorted(stem for stem in stems if stem not in PAGES and not stem.startswith(("api/", "_")))
 
 
+def prefix(stem: str) -> str:
+    """What the labels and figures of a chapter begin with: `kernels-gaussian` for kernels/gaussian."""
+    return stem.replace("/", "-")
+
+
 def source(stem: str) -> str:
     """Text of a page."""
     return (BOOK / f"{stem}.md").read_text(encoding="utf-8")
@@ -180,7 +185,7 @@ def test_every_figure_is_described(stem):
         )
         assert alt != caption
         assert caption, "a figure has a caption"
-        assert Path(stem).name in settings["figure"].get("name", ""), "a figure has a name with the stem in it"
+        assert prefix(stem) in settings["figure"].get("name", ""), "a figure has a name with the stem in it"
     assert figures
 
 
@@ -188,7 +193,7 @@ def test_every_figure_is_described(stem):
 def test_labels_carry_the_stem(stem):
     labels = [options(body).get("label") for name, _, body in fences(source(stem)) if name == "math"]
     assert any(labels)
-    assert all(label.startswith(f"{Path(stem).name}-") for label in labels if label)
+    assert all(label.startswith(f"{prefix(stem)}-") for label in labels if label)
 
 
 @pytest.mark.parametrize("stem", chapters())

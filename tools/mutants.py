@@ -63,6 +63,7 @@ MODULES = {
     "solvers": ["solvers.py", "_tables.py", "_runner.py"],
     "grids": ["grids.py"],
     "oracles": ["oracles.py"],
+    "kernels/gaussian": ["kernels/gaussian.py"],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
 """Module -> files in diffnum/ that its tests answer for."""
@@ -406,8 +407,14 @@ def in_fork(module: str, base: Baseline, report: Path, limit: int) -> None:
 
 def test_files(module: str) -> list[str]:
     """The test file of a module, and those of the private files it answers for."""
-    stems = [Path(file).stem.lstrip("_") for file in MODULES[module]]
-    return [f"tests/test_{stem}.py" for stem in stems if (COPY / f"tests/test_{stem}.py").exists()]
+    paths = [test_file(file) for file in MODULES[module]]
+    return [path for path in paths if (COPY / path).exists()]
+
+
+def test_file(file: str) -> str:
+    """Where the tests of a file in diffnum/ are, private or public."""
+    path = Path("tests", file)
+    return path.with_name(f"test_{path.stem.lstrip('_')}.py").as_posix()
 
 
 class Recorder:
@@ -507,7 +514,7 @@ def score(plan: Plan, outcomes: list[Outcome], folder: Path) -> dict[str, Any]:
     survivors = sorted((o for o in judged if o.verdict == "survived"), key=lambda o: o.mutant)
     text = [f"{module}: {killed} of {tried} mutants killed; {plan.total} exist, {len(plan.equivalent)} equivalent\n"]
     text += [*errors, *map(described, survivors)]
-    (folder / f"{module}.txt").write_text("\n".join(text), encoding="utf-8")
+    (folder / f"{module.replace('/', '-')}.txt").write_text("\n".join(text), encoding="utf-8")
     for error in errors:
         print(f"{module}: {error}")
     low, high = interval(killed, tried) if tried else (0.0, 1.0)
@@ -571,7 +578,7 @@ def main() -> int:
         shutil.copytree(ROOT, snapshot, ignore=IGNORED)
         asked = options.module or list(MODULES)
         missing = [
-            m for m in asked if not all((snapshot / p).exists() for p in (f"diffnum/{m}.py", f"tests/test_{m}.py"))
+            m for m in asked if not all((snapshot / p).exists() for p in (f"diffnum/{m}.py", test_file(f"{m}.py")))
         ]
         plans = {module: plan(module, snapshot, options) for module in asked if module not in missing}
         rows = run(plans, snapshot, options.workers, options.output, start)

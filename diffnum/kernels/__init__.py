@@ -1,0 +1,1 @@
+"""Transition kernels of diffusion processes: Gaussian in `diffnum.kernels.gaussian`."""
