@@ -76,6 +76,8 @@ FACTS = """() => {
     theme: document.documentElement.dataset.theme,
     math: article(".math").length,
     unset: article(".math").filter((n) => !n.querySelector("mjx-container")).length,
+    wide: article("div.math mjx-container").filter((n) => n.scrollWidth > n.clientWidth + 1)
+      .map((n) => n.closest("div.math").id),
     errors: all("mjx-merror, [data-mjx-error], .MathJax_Error").length,
     raw: article("p, li, td").map((n) => n.innerText).filter((t) => /\\\\\\(|\\\\\\[|\\$\\$/.test(t)).slice(0, 3),
     duplicates: Object.keys(counts).filter((id) => counts[id] > 1),
@@ -159,6 +161,8 @@ def test_page(browser, address, page, view):
     assert facts["width"] <= VIEWS[view]["viewport"]["width"], "the page scrolls sideways"
     assert facts["theme"] == ("dark" if view == "dark" else "light")
     assert facts["errors"] == facts["unset"] == 0, "mathematics that is not rendered"
+    if view != "phone":
+        assert not facts["wide"], "equations that a reader must scroll"
     assert not facts["raw"]
     assert not facts["duplicates"]
     for contrast, *what in facts["text"]:
