@@ -67,8 +67,9 @@ def test_commands_are_targets():
 
 
 def test_modules_are_those_of_the_library():
-    rows = re.findall(r"^\| `(\w+)` \|", README, re.MULTILINE)
-    public = {path.stem for path in (ROOT / "diffnum").glob("*.py") if not path.stem.startswith("_")}
+    rows = re.findall(r"^\| `([\w.]+)` \|", README, re.MULTILINE)
+    files = [path.relative_to(ROOT / "diffnum") for path in (ROOT / "diffnum").rglob("*.py")]
+    public = {".".join(path.with_suffix("").parts) for path in files if not path.stem.startswith("_")}
     assert set(rows) == public - {"plots"}
 
 
