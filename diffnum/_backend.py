@@ -19,7 +19,6 @@ __all__ = [
     "cast",
     "check_rng",
     "columns",
-    "computed_once",
     "concrete",
     "constant",
     "convert",
@@ -372,22 +371,6 @@ def copy(array: Array) -> Array:
         The same values; derivatives pass.
     """
     return array if is_jax(array) else namespace(array).astype(array, array.dtype, copy=True)
-
-
-def computed_once(array: Array) -> Array:
-    """`array`, which a JAX compiler must not compute anew, and round anew, for each of its uses.
-
-    Parameters
-    ----------
-    array : array
-        Values used more than once.
-
-    Returns
-    -------
-    array
-        The same values; derivatives pass.
-    """
-    return sys.modules["jax"].lax.optimization_barrier(array) if is_jax(array) else array
 
 
 def read_only(array: Array) -> Array:

@@ -15,6 +15,8 @@ import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import array_api_compat
+
 from . import _backend
 
 __all__ = ["Accumulator", "average", "finish", "logsumexp", "merge", "softmax_average", "start", "update"]
@@ -37,10 +39,9 @@ class Accumulator(NamedTuple):
     Attributes
     ----------
     max : array
-        Largest score so far, shape (...). Finite: an empty sum holds the lowest number of the dtype, a score of +inf a
-        number that stands for it.
+        Largest score so far, shape (...); ``-inf`` for an empty sum.
     sum : array
-        Sum of ``exp(score - max)``, shape (...).
+        Sum of ``exp(score - max)``, shape (...); where `max` is inf, the number of scores of inf.
     weighted : array or None
         Sum of ``exp(score - max) * value``, shape (..., d); None where no values are averaged.
 
@@ -121,7 +122,7 @@ def logsumexp(x: Array, /, *, axis: int | tuple[int, ...] | None = -1, chunk: in
     batch = x.shape[:axis] + x.shape[axis + 1 :]
     size = _chunk_size(chunk, n, math.prod(batch))
     if n == 0:
-        return xp.full(batch, -math.inf, dtype=x.dtype, device=x.device)
+        return xp.full(batch, -math.inf, dtype=x.dtype, device=array_api_compat.device(x))
 
     def sweep(x: Array) -> tuple[Array, ...]:
         return _sweep(lambda begin, length: _of_chunk(_backend.slice_axis(x, begin, length, axis), None, axis), n, size)
@@ -168,7 +169,9 @@ def softmax_average(scores: Array | Callable[[Array], Array], values: Array, /, 
     -----
     Error bound: :eq:`logsumexp-average-bound`. Memory: the result and one or two chunks of scores. The derivatives,
     :eq:`logsumexp-average-gradient`, materialise an array of scores once more; with a callable, JAX recomputes the
-    chunks instead. The matrix product runs at the precision which the array library is set to.
+    chunks instead. The matrix product runs at the precision which the array library is set to. Under ``jax.jit`` scores
+    that end in a multiplication may be fused with the subtraction of their maximum, which then is that of numbers
+    rounded otherwise: an error of a rounding unit of the largest score, which is all of it from 1e18 (float32: 1e10).
 
     References
     ----------
@@ -236,10 +239,11 @@ def start(like: Array, /, *, features: int | None = None) -> Accumulator:
     like = _backend.asfloat(like, "like")
     xp, dtype = _backend.namespace(like), _backend.state_dtype(like)
     zeros = xp.zeros_like(like, dtype=dtype)
-    lowest = xp.full_like(like, float(xp.finfo(dtype).min), dtype=dtype)
+    nothing = xp.full_like(like, -math.inf, dtype=dtype)
     if features is None:
-        return Accumulator(lowest, zeros)
-    return Accumulator(lowest, zeros, xp.zeros((*like.shape, features), dtype=dtype, device=like.device))
+        return Accumulator(nothing, zeros)
+    sums = xp.zeros((*like.shape, features), dtype=dtype, device=array_api_compat.device(like))
+    return Accumulator(nothing, zeros, sums)
 
 
 def update(state: Accumulator, scores: Array, values: Array | None = None, /) -> Accumulator:
@@ -316,7 +320,7 @@ def merge(a: Accumulator, b: Accumulator, /) -> Accumulator:
     """
     xp = _backend.namespace(a.max, b.max)
     top = xp.maximum(a.max, b.max)
-    left, right = xp.exp(a.max - top), xp.exp(b.max - top)
+    left, right = _share(a.max, top), _share(b.max, top)
     total = left * a.sum + right * b.sum
     if a.weighted is None or b.weighted is None:
         return Accumulator(top, total)
@@ -349,8 +353,7 @@ def finish(state: Accumulator, /) -> Array:
     """
     xp = _backend.namespace(state.max)
     empty = state.sum == 0
-    value = xp.where(empty, -math.inf, state.max + xp.log(xp.where(empty, 1.0, state.sum)))
-    return xp.where(state.max == _infinity(state.max), math.inf, value)
+    return xp.where(empty, -math.inf, state.max + xp.log(xp.where(empty, 1.0, state.sum)))
 
 
 def average(state: Accumulator, /) -> Array:
@@ -390,25 +393,28 @@ def average(state: Accumulator, /) -> Array:
     return xp.where(empty, math.nan, state.weighted / xp.where(empty, 1.0, state.sum[..., None]))
 
 
-def _infinity(like: Array) -> float:
-    """Finite stand-in for a maximum of +inf: adding it to any other finite number does not overflow."""
-    info = _backend.namespace(like).finfo(like.dtype)
-    return float(info.max) * float(info.eps) * float(info.eps)
+def _share(m: Array, top: Array) -> Array:
+    """``exp(m - top)`` of a maximum that is not above `top`: 1 where they are equal, infinities too."""
+    xp = _backend.namespace(m, top)
+    same, zero = m == top, xp.zeros_like(top)
+    return xp.exp(xp.where(same, zero, m) - xp.where(same, zero, top))
 
 
 def _of_chunk(scores: Array, values: Array | None, axis: int) -> Accumulator:
     xp = _backend.namespace(scores)
     peak = xp.astype(xp.max(_backend.constant(scores), axis=axis), _backend.state_dtype(scores), copy=False)
-    peak = xp.where(peak == -math.inf, float(xp.finfo(peak.dtype).min), peak)
-    return Accumulator(*_relative_to(xp.where(peak == math.inf, _infinity(peak), peak), scores, values, axis))
+    return Accumulator(*_relative_to(peak, scores, values, axis))
 
 
 def _relative_to(peak: Array, scores: Array, values: Array | None, axis: int) -> tuple[Array, ...]:
     """Maximum, sum and weighted sum of a chunk whose maximum is known; no derivative is taken of the maximum."""
     xp = _backend.namespace(scores)
-    scores = xp.astype(scores, peak.dtype, copy=False)
-    # The bound is met by scores of +inf only: it keeps their terms finite, equal, and all that remains.
-    terms = _backend.exp_below(scores - xp.expand_dims(peak, axis=axis), 1.0)
+    scores, top = xp.astype(scores, peak.dtype, copy=False), xp.expand_dims(peak, axis=axis)
+    endless, zero = top == math.inf, xp.zeros_like(top)
+    if not array_api_compat.is_numpy_array(endless) or endless.any():
+        # beside a score of inf nothing else has a weight, however large
+        scores = xp.where(endless, xp.where(scores == math.inf, zero, zero - math.inf), scores)
+    terms = _backend.exp_of_temporary(scores - xp.where(xp.isinf(top), zero, top))
     total = xp.sum(terms, axis=axis)
     if values is None:
         return peak, total

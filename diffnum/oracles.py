@@ -841,8 +841,11 @@ def _scores(residual: Array, alpha: Array, sigma: Array, offsets: Array, half_sq
     """Log-weights of data for points, up to a term that does not depend on the datum in float64."""
     xp = _backend.namespace(residual)
     if residual.dtype == xp.float64:
-        products = xp.matmul(residual, offsets.T)
-        return alpha / sigma / sigma * (products - alpha * half_squares)
+        # One product and nothing after it: a compiler that fuses a last multiplication with the subtraction of the
+        # maximum takes that of other numbers than it found the maximum of, and at 1e20 all terms vanish.
+        scale = alpha / sigma / sigma
+        left = xp.concat([residual * scale, -alpha * scale], axis=1)
+        return xp.matmul(left, xp.concat([offsets, half_squares[:, None]], axis=1).T)
     # float32 would lose the difference of two large squares: take the square of the difference.
     gap = (residual[:, None, :] - alpha[..., None] * offsets) / sigma[..., None]
     return -0.5 * xp.sum(gap * gap, axis=-1)

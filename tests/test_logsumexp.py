@@ -800,3 +800,61 @@ def test_scores_on_demand_may_be_integers():
     assert found[0] == pytest.approx(float(weights @ [0.0, 10.0, 4.0] / weights.sum()), rel=1e-14)
     with pytest.raises(TypeError, match="scores must be real"):
         softmax_average(lambda rows: np.ones(len(rows), dtype=bool), np.ones((3, 1)))
+
+
+# -- +inf beside the largest numbers ----------------------------------------------------------------------------------
+
+
+@pytest.mark.claim("logsumexp-merge", "logsumexp-average")
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_infinite_scores_beside_the_largest_finite_ones(backend: Backend, chunk: int) -> None:
+    """Any finite number that stood for +inf would be beaten by a larger score, in its chunk or in another."""
+    for dtype in ("float64", "float32"):
+        high = float(np.finfo(dtype).max)
+        # the scale of a stand-in that can be added to anything; it lost to the rest of the range
+        near = high * float(np.finfo(dtype).eps)
+        rows = [[near, np.inf, 0.0, high, np.inf], [np.inf, high, near, high, 1.0], [high, 1.0, near, -np.inf, high]]
+        values = backend.asarray([[1.0], [2.0], [4.0], [8.0], [32.0]], dtype)
+        y = call(backend, logsumexp, backend.asarray(rows, dtype), chunk=chunk)
+        assert backend.numpy(y).tolist() == [np.inf, np.inf, high]
+        mean = call(backend, softmax_average, backend.asarray(rows, dtype), values, chunk=chunk)
+        np.testing.assert_allclose(backend.numpy(mean)[:, 0], [17.0, 1.0, 16.5], rtol=1e-6)
+
+
+def test_states_of_infinite_maxima(backend: Backend) -> None:
+    """An empty state is -inf and 0; infinite maxima merge to the number of infinite scores."""
+    empty = start(backend.asarray([0.0, 0.0]))
+    assert backend.numpy(empty.max).tolist() == [-np.inf, -np.inf]
+    large = update(empty, backend.asarray([[1e300], [-1e300]]))
+    assert backend.numpy(finish(large)).tolist() == [1e300, -1e300]
+    endless = update(large, backend.asarray([[np.inf, np.inf], [3.0, -np.inf]]))
+    for state in (merge(endless, large), merge(large, endless)):
+        assert backend.numpy(state.max).tolist() == [np.inf, 3.0]
+        assert backend.numpy(state.sum).tolist() == [2.0, 1.0]
+    twice = merge(endless, endless)
+    assert backend.numpy(twice.sum).tolist() == [4.0, 2.0]
+
+
+def test_no_derivative_in_rows_of_infinite_scores() -> None:
+    jax = pytest.importorskip("jax")
+    x = jax.numpy.asarray([[np.inf, 1.0, 1e30], [0.0, 1.0, -np.inf]], dtype="float32")
+    for chunk in (1, 3):
+        grad = jax.grad(lambda x, chunk=chunk: logsumexp(x, chunk=chunk)[1] + 0.0 * x[0, 1])(x)
+        np.testing.assert_allclose(grad, [[0, 0, 0], [1 / (1 + np.e), np.e / (1 + np.e), 0]], rtol=1e-6)
+        jacobian = jax.jacobian(lambda x, chunk=chunk: logsumexp(x, chunk=chunk))(x)
+        assert np.isfinite(jacobian).all()
+        assert (np.asarray(jacobian)[0] == 0).all()
+
+
+def test_states_under_jit_and_grad() -> None:
+    """Also with columns to average, and of no terms: a traced array has no device."""
+    jax = pytest.importorskip("jax")
+    x, v = jax.numpy.asarray([[0.3, -1.0, 2.0]]), jax.numpy.asarray([[1.0], [2.0], [4.0]])
+
+    def mean(x: Any) -> Any:
+        return average(update(start(x[:, 0], features=1), x, v)).sum()
+
+    share = np.exp(np.asarray(x[0])) / np.exp(np.asarray(x[0])).sum()
+    expected = share * (np.asarray(v[:, 0]) - share @ np.asarray(v[:, 0]))
+    np.testing.assert_allclose(jax.jit(jax.grad(mean))(x)[0], expected, rtol=1e-12)
+    assert jax.jit(logsumexp)(x[:, :0]).tolist() == [-np.inf]

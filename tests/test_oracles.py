@@ -1003,3 +1003,17 @@ def test_nothing_is_ever_nan(x: float, alpha: float, sigma: float, kind: str) ->
     for method, got in zip(METHODS, all_methods(law, points, level(alpha, sigma)), strict=True):
         assert not np.any(np.isnan(got))
         assert method in {"score", "log_density"} or finite(got)
+
+
+@pytest.mark.claim("oracles-empirical")
+def test_nearest_point_under_jit() -> None:
+    """At sigma = 0 the log-weights are near 1e20; fused with the subtraction of their maximum they would all vanish."""
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    for dtype in ("float64", "float32"):
+        compiled = jax.jit(lambda d, x, s: oracles.empirical(1.2 * d).denoise(x, level(1.0, s)))
+        for _ in range(10):
+            data, x = (rng.standard_normal((n, 3)).astype(dtype) for n in (5, 4))
+            found = compiled(data, x, np.zeros((), dtype))
+            nearest = (1.2 * data)[((x[:, None] - 1.2 * data) ** 2).sum(-1).argmin(1)]
+            np.testing.assert_allclose(found, nearest, rtol=4 * np.finfo(dtype).eps)
