@@ -24,6 +24,7 @@ from diffnum._backend import Array, concrete, namespace
 from diffnum._tables import Method
 from diffnum.paths import Path
 from diffnum.schedules import Level
+from diffnum.solvers import RUNGE_KUTTA_3
 
 __all__ = ["PAIR_32", "PAIR_43", "Controller", "Pair", "Solution", "solve_adaptive"]
 
@@ -43,8 +44,8 @@ class Pair(NamedTuple):
     embedded: tuple[int, ...]
 
 
-PAIR_32 = Pair(Method("exponential Runge-Kutta 3(2)", 3, (0.0, 1 / 2, 2 / 3), ((0,), (0, 1), (0, 2))), (0, 1))
-"""Order 3 with the exponential midpoint method inside; three evaluations a step."""
+PAIR_32 = Pair(RUNGE_KUTTA_3, (0, 1))
+"""Order 3 (DPM-Solver-3) with a method of order 2 inside; three evaluations a step, none at its end."""
 
 PAIR_43 = Pair(
     Method(
@@ -186,8 +187,8 @@ def solve_adaptive(
         If the path is stochastic, has gaps or an infinite coordinate at an end, starts at sigma = 0 where f is
         singular, or an option is out of range.
     RuntimeError
-        If `max_steps` steps do not reach the end, or no step is short enough. Inside JAX transformations the result is NaN instead, with `success`
-        false.
+        If `max_steps` steps do not reach the end, or no step is short enough. Inside JAX transformations
+        the result is NaN instead, with `success` false.
 
     Notes
     -----
@@ -216,26 +217,21 @@ def solve_adaptive(
     ([[0.9107], [-0.6998]], 26, 130)
     """
     _check_path(path)
-    rtol, atol = number("rtol", rtol, least=0.0), number("atol", atol, least=0.0)
-    if rtol == 0.0 and atol == 0.0:
-        msg = f"rtol or atol must be > 0, got rtol={rtol!r}, atol={atol!r}"
-        raise ValueError(msg)
+    _check_pair(pair)
+    rtol, atol = _tolerances(rtol, atol)
     choose("norm", norm, ("batch", "sample"))
-    share = number("first_step", first_step, above=0.0)
-    if share > 1.0:
-        msg = f"first_step must be in (0, 1], got {first_step!r}"
-        raise ValueError(msg)
-    limit = _count(max_steps)
+    share, limit = _share(first_step), _count(max_steps)
     x = _floating(x, path)
     xp = namespace(x)
     first, last = (_vector(level, x) for level in (path.first, path.last))
     start, end = path.coordinate(first), path.coordinate(last)
     step = _stepper(denoise, x, path, pair, has_aux=has_aux)
-    state = _initial(denoise, x, path, first, start, end, share=share, limit=limit, has_aux=has_aux)
+    state = _initial(denoise, x, path, first, end - start, share=share, limit=limit, has_aux=has_aux)
 
     def going(now: _State) -> Any:
-        here = end - now.left
-        moves = (now.left != 0.0) & (here + now.length != here)
+        ns = namespace(now.left)
+        size = ns.abs(end - now.left) + ns.abs(now.left)
+        moves = (now.left != 0.0) & (size + ns.abs(now.length) > size)
         unfinished = moves[0] & (now.accepted + now.rejected < limit)
         return unfinished if _backend.is_jax(unfinished) else bool(unfinished)
 
@@ -252,7 +248,7 @@ def solve_adaptive(
         pairs = [(estimates[0], now.z, z)] + ([(estimates[1], now.integral, integral)] if has_aux else [])
         error = _error(pairs, rtol, atol, norm, like=now.left)
         ok = error <= 1.0
-        factor = _factor(error, now.previous, now.repeated, ok, pair.method.order, controller)
+        factor = _factor(now, error, ok, pair.method.order, controller)
         return _State(
             z=_select(ok, z, now.z),
             integral=_select(ok, integral, now.integral),
@@ -298,8 +294,7 @@ def _initial(
     x: Array,
     path: Path,
     first: Level,
-    start: Array,
-    end: Array,
+    left: Array,
     *,
     share: float,
     limit: int,
@@ -313,7 +308,6 @@ def _initial(
     if has_aux:
         aux = denoise(x, _scalars(first, x))[1]
         integral = namespace(aux).zeros_like(aux)
-    left = end - start
     common = {"z": z, "integral": integral, "level": first, "left": left, "length": share * left}
     if not _backend.is_jax(x):
         return _State(
@@ -336,67 +330,63 @@ def _stepper(denoise: Any, x: Array, path: Path, pair: Pair, *, has_aux: bool) -
     """One trial step, about the path's centre: the new state and integral, and the estimated errors of both."""
     dtype, state = x.dtype, _backend.state_dtype(x)
     method = pair.method
-    goals = (*method.stages[1:], 1.0)
-    rules = [
-        _lagrange(tuple(method.stages[j] for j in nodes), goal) for nodes, goal in zip(method.nodes, goals, strict=True)
-    ]
-    embedded = _lagrange(tuple(method.stages[j] for j in pair.embedded), 1.0)
-
-    def scalar(value: Array) -> Any:
-        return _backend.columns(value, x, state)[0]
-
-    def evaluate(z: Array, level: Level) -> tuple[Array, Any]:
-        centre = None if path.centre is None else _backend.convert(path.centre, x, state)
-        y = z if centre is None else z + scalar(level.alpha) * centre
-        output = denoise(_backend.cast(y, dtype), _scalars(level, x))
-        value, aux = output if has_aux else (output, None)
-        f = _backend.cast(_shaped(value, x), state)
-        f = f if centre is None else f - centre
-        if path.target is not None:
-            p, q = path.target(level)
-            f = scalar(p) * z + scalar(q) * f
-        return f, aux
+    rules, places = _rules(pair), np.asarray(method.stages)
+    centre = None if path.centre is None else _backend.convert(path.centre, x, state)
 
     def step(now: _State, stop: Level, trial: Array) -> tuple[Array, Any, tuple[Array, Any]]:
-        start, origin = now.level, path.coordinate(now.level)
-        levels = [path.at(origin + c * trial) if 0.0 < c < 1.0 else (stop if c else start) for c in method.stages]
-        values, extras = [], []
-        z = now.z
-        weights: dict[int, Any] = {}
-        for level, goal, rule, nodes in zip(levels, [*levels[1:], stop], rules, method.nodes, strict=True):
-            f, aux = evaluate(z, level)
-            values.append(f)
+        levels, goals = _stages(path, places, now.level, stop, trial)
+        kept = _backend.columns(path.propagate(now.level, goals)[0], x, state)
+        weights = _combined(rules, path.moments(now.level, goals, rules.shape[2]))
+        weights = _backend.columns(weights, x, state)
+        targets = None if path.target is None else [_backend.columns(part, x, state) for part in path.target(levels)]
+        scales = None if centre is None else _backend.columns(levels.alpha, x, state)
+        at = Level(*(_backend.convert(part, x, state) for part in levels))
+        z, values, extras = now.z, [], []
+        for i in range(len(places)):
+            y = z if scales is None else z + scales[i] * centre
+            output = denoise(_backend.cast(y, dtype), Level(*(part[i, ...] for part in at)))
+            f, aux = output if has_aux else (output, None)
+            f = _backend.cast(_shaped(f, x), state)
+            f = f if centre is None else f - centre
+            values.append(f if targets is None else targets[0][i] * z + targets[1][i] * f)
             extras.append(aux)
-            moments = path.moments(start, goal, len(nodes))
-            weights = {j: scalar(_combined(column, moments)) for j, column in zip(nodes, rule, strict=True)}
-            z = scalar(path.propagate(start, goal)[0]) * now.z
-            for j, w in weights.items():
-                z = z + w * values[j]
-        moments = path.moments(start, stop, len(pair.embedded))
-        other = {j: scalar(_combined(column, moments)) for j, column in zip(pair.embedded, embedded, strict=True)}
-        difference = {j: weights.get(j, 0.0) - other.get(j, 0.0) for j in {**weights, **other}}
-        estimate = sum(w * values[j] for j, w in difference.items())
+            z = kept[i] * now.z + sum(weights[i][j] * values[j] for j in method.nodes[i])
+        used = sorted({*method.nodes[-1], *pair.embedded})
+        estimate = sum((weights[-2][j] - weights[-1][j]) * values[j] for j in used)
         if not has_aux:
             return z, now.integral, (estimate, None)
-        plain = [trial / (m + 1) for m in range(max(len(pair.embedded), len(method.nodes[-1])))]
-        main = {j: scalar(_combined(column, plain)) for j, column in zip(method.nodes[-1], rules[-1], strict=True)}
-        other = {j: scalar(_combined(column, plain)) for j, column in zip(pair.embedded, embedded, strict=True)}
-        integral = now.integral
-        for j, w in main.items():
-            integral = integral + w * extras[j]
-        aux_estimate = sum((main.get(j, 0.0) - other.get(j, 0.0)) * extras[j] for j in {**main, **other})
-        return z, integral, (estimate, aux_estimate)
+        # the same rules with the kernel 1
+        plain = _combined(rules[-2:], [trial / (m + 1) for m in range(rules.shape[2])])
+        main, other = _backend.columns(plain, x, state)
+        integral = now.integral + sum(main[j] * extras[j] for j in method.nodes[-1])
+        return z, integral, (estimate, sum((main[j] - other[j]) * extras[j] for j in used))
 
     return step
 
 
-def _lagrange(places: tuple[float, ...], goal: float) -> np.ndarray:
-    """Coefficients of the Lagrange basis in powers of ``u = place/goal``, one row for each node."""
-    return np.linalg.inv(np.vander(np.asarray(places) / goal, increasing=True)).T
+def _rules(pair: Pair) -> np.ndarray:
+    """Coefficients of the Lagrange bases in powers of place/goal: (row, stage, power); embedded row last."""
+    stages = np.asarray(pair.method.stages)
+    rows = [*zip(pair.method.nodes, (*stages[1:], 1.0), strict=True), (pair.embedded, 1.0)]
+    rules = np.zeros((len(rows), len(stages), max(len(nodes) for nodes, _ in rows)))
+    for row, (nodes, goal) in enumerate(rows):
+        powers = np.vander(stages[list(nodes)] / goal, increasing=True)
+        rules[row, list(nodes), : len(nodes)] = np.linalg.inv(powers).T
+    return rules
 
 
-def _combined(column: np.ndarray, moments: Any) -> Array:
-    return sum(float(c) * moment for c, moment in zip(column, moments, strict=False))
+def _stages(path: Path, places: np.ndarray, start: Level, stop: Level, trial: Array) -> tuple[Level, Level]:
+    """Levels of the evaluations, and of the states that the rows lead to (the last twice)."""
+    xp = namespace(trial)
+    inner = path.at(path.coordinate(start) + xp.asarray(places[1:], dtype=trial.dtype) * trial)
+    levels = Level(*(xp.concat(parts) for parts in zip(start, inner, strict=True)))
+    return levels, Level(*(xp.concat(parts) for parts in zip(inner, stop, stop, strict=True)))
+
+
+def _combined(rules: np.ndarray, moments: Any) -> Array:
+    """Weights (row, stage) of moments (row,)."""
+    xp = namespace(moments[0])
+    return sum(xp.asarray(rules[:, :, m], dtype=moment.dtype) * moment[:, None] for m, moment in enumerate(moments))
 
 
 def _error(pairs: list, rtol: float, atol: float, norm: str, *, like: Array) -> Array:
@@ -428,17 +418,17 @@ def _size_of_each(value: Array) -> Array:
     return xp.sqrt(xp.mean(_backend.constant(value) ** 2, axis=tuple(range(1, value.ndim))))
 
 
-def _factor(error: Array, previous: Array, repeated: Any, ok: Any, order: int, control: Controller) -> Array:
+def _factor(now: _State, error: Array, ok: Any, order: int, control: Controller) -> Array:
     """Factor from this step's length to the next trial's."""
     xp = namespace(error)
     finite = xp.isfinite(error)
     usable = finite & (error > 0.0)
     e = xp.where(usable, error, xp.ones_like(error))
-    smooth = control.safety * e ** (-control.integral / order) * previous ** (control.proportional / order)
+    smooth = control.safety * e ** (-control.integral / order) * now.previous ** (control.proportional / order)
     plain = control.safety * e ** (-1.0 / order)
     factor = xp.where(ok, smooth, plain)
     factor = xp.where(usable, factor, xp.where(finite, control.largest, control.least))
-    most = xp.where(ok & ~xp.asarray(repeated), control.largest, 1.0)
+    most = xp.where(ok & ~xp.asarray(now.repeated), control.largest, 1.0)
     return xp.clip(factor, control.least, most)
 
 
@@ -487,6 +477,31 @@ def _check_path(path: Any) -> None:
     if path.target is not None and sigma is not None and sigma == 0.0:
         msg = f"path must start at sigma > 0, where f is regular, got sigma = 0 on {path.name}"
         raise ValueError(msg)
+
+
+def _check_pair(pair: Any) -> None:
+    if not isinstance(pair, Pair) or pair.method.history:
+        msg = f"pair must be a Pair whose method does not look at earlier steps, got {pair!r}"
+        raise ValueError(msg)
+    if not max(pair.method.stages) < 1.0:
+        msg = f"pair must evaluate before the end of the step, where f may be singular, got {pair.method.stages}"
+        raise ValueError(msg)
+
+
+def _tolerances(rtol: float, atol: float) -> tuple[float, float]:
+    relative, absolute = number("rtol", rtol, least=0.0), number("atol", atol, least=0.0)
+    if relative == 0.0 and absolute == 0.0:
+        msg = f"rtol or atol must be > 0, got rtol={rtol!r}, atol={atol!r}"
+        raise ValueError(msg)
+    return relative, absolute
+
+
+def _share(first_step: float) -> float:
+    share = number("first_step", first_step, above=0.0)
+    if share > 1.0:
+        msg = f"first_step must be in (0, 1], got {first_step!r}"
+        raise ValueError(msg)
+    return share
 
 
 def _count(value: Any) -> int:
