@@ -103,6 +103,9 @@ class Path:
         levels say it.
     centre : array or None
         Point c about which f is formed, broadcastable to x: ``f = p (x - alpha c) + q (D - c)``.
+    gain : callable or None
+        ``gain(level) -> c``: the factor of f in the equation that `x` itself obeys, ``dx/ds = a x + c f``, on an ODE:
+        :eq:`paths-gain`.
     """
 
     name: str
@@ -121,6 +124,7 @@ class Path:
     gap_noise: float = 1.0
     gap_share: Array | None = None
     centre: Array | None = None
+    gain: Callable[[Level], Array] | None = None
 
     @property
     def steps(self) -> int:
@@ -213,6 +217,7 @@ def x0(
         moments=moments_ratio if ratio_form else moments_log_snr,
         target=None,
         stochastic=stochastic,
+        gain=(lambda level: level.sigma) if ratio_form else (lambda level: level.alpha),
     )
 
 
@@ -295,7 +300,7 @@ def noise(
 
     def moments_ratio(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
         length = b.alpha * (sigma_over_alpha(b) - sigma_over_alpha(a))
-        return scaled(tuple(length / (j + 1) for j in range(count)), xp.ones_like(length), steps)
+        return scaled(tuple(length / (j + 1) for j in range(count)), 1.0, steps)
 
     def moments_time(a: Level, b: Level, count: int, steps: slice = slice(None)) -> tuple[Array, ...]:
         return scaled(_time_moments(schedule, a, b, count), b.alpha, steps)
@@ -315,6 +320,7 @@ def noise(
         propagate=propagate,
         moments=moments,
         target=lambda level: (1.0 / level.sigma, -level.alpha / level.sigma),
+        gain=(lambda level: level.alpha) if ratio_form else (lambda level: -level.sigma),
         stochastic=stochastic,
     )
 
@@ -428,6 +434,7 @@ def velocity(
         target=target,
         stochastic=stochastic,
         centre=None if isinstance(centre, int | float) and centre == 0 else point,
+        gain=norm,
     )
 
 
@@ -495,7 +502,8 @@ def semilinear(
         return phi(0, growth(a.t, b.t)), None
 
     def at(s: Array) -> Level:
-        return Level(s, xp.ones_like(s), xp.ones_like(s))
+        one = namespace(s).ones_like(s)
+        return Level(s, one, one)
 
     return _path(
         "semilinear",
@@ -506,6 +514,7 @@ def semilinear(
         propagate=propagate,
         moments=moments,
         target=None,
+        gain=lambda level: namespace(level.t).ones_like(level.t),
     )
 
 
