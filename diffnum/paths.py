@@ -310,6 +310,11 @@ def noise(
         "ratio": (sigma_over_alpha, lambda s: schedule.level_at(-namespace(s).log(s)), moments_ratio),
         "t": (lambda level: level.t, schedule.level, moments_time),
     }
+    gains = {
+        "log_snr": lambda level: -level.sigma,
+        "ratio": lambda level: level.alpha,
+        "t": lambda level: schedule.diffusion_squared(level.t) / (2.0 * level.sigma),
+    }
     where, at, moments = forms[coordinate]
     return _path(
         f"noise({schedule.name}, {coordinate})",
@@ -320,7 +325,7 @@ def noise(
         propagate=propagate,
         moments=moments,
         target=lambda level: (1.0 / level.sigma, -level.alpha / level.sigma),
-        gain=(lambda level: level.alpha) if ratio_form else (lambda level: -level.sigma),
+        gain=gains[coordinate],
         stochastic=stochastic,
     )
 

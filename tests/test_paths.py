@@ -1980,3 +1980,47 @@ def test_reversed_path_on_each_library(backend: Backend) -> None:
     table = adams_bashforth(path, 2)
     for mine, theirs in ((table.carry, expected.carry), (table.weights, expected.weights)):
         np.testing.assert_allclose(backend.numpy(mine), theirs, atol=BACKENDS)
+
+
+@pytest.mark.claim("paths-gain")
+@pytest.mark.parametrize("name", [*REVERSIBLE, "noise t"])
+def test_gain_is_the_kernel_without_its_propagator(name: str) -> None:
+    """The integral of c(s) P from s to the end, by Gauss-Legendre, is the first moment."""
+    build = REVERSIBLE.get(name, lambda s, t: paths.noise(s, t, coordinate="t"))
+    path = build(VP, np.asarray([0.8, 0.5, 0.3]))
+    place, weight = np.polynomial.legendre.leggauss(20)
+    starts, stops = path.coordinate(path.start), path.coordinate(path.stop)
+    s = starts[:, None] + (stops - starts)[:, None] * (1 + place) / 2
+    inside = path.at(s.ravel())
+    ends = Level(*(np.repeat(part, 20) for part in path.stop))
+    kernel = (path.gain(inside) * path.propagate(inside, ends, np.repeat(np.arange(2), 20))[0]).reshape(2, 20)
+    moment = path.moments(path.start, path.stop, 1)[0]
+    np.testing.assert_allclose((kernel * weight / 2).sum(axis=1) * (stops - starts), moment, rtol=1e-12)
+    # without the propagator it is another number, unless that is 1
+    alone = (path.gain(inside).reshape(2, 20) * weight / 2).sum(axis=1) * (stops - starts)
+    assert (np.abs(alone / moment - 1.0) > MISTAKE).all()
+
+
+def test_paths_keep_their_own_copies() -> None:
+    """A buffer that the caller uses again must not reach a path made before."""
+    t, eta, centre = np.asarray([0.9, 0.5, 0.1]), np.asarray([0.5, 0.7]), np.asarray([0.1, 0.2])
+
+    def built() -> list[Path]:
+        return [
+            paths.x0(FLOW, t, eta=eta),
+            paths.velocity(FLOW, t, centre=centre, eta=eta),
+            paths.ancestral(paths.noise(FLOW, t), eta),
+            paths.churn(paths.noise(FLOW, t), eta),
+            paths.semilinear(t, -1.0),
+        ]
+
+    def values(made: list[Path]) -> list[str]:
+        return [adams_bashforth(path, 2).to_json() for path in made]
+
+    made = built()
+    before = values(made)
+    t *= 0.5
+    eta[:] = 0.25
+    centre += 1.0
+    assert values(made) == before
+    assert values(built()) != before
