@@ -26,6 +26,7 @@ __all__ = [
     "differentiate_as",
     "exp_of_temporary",
     "is_jax",
+    "linearised",
     "matches",
     "namespace",
     "normal",
@@ -659,6 +660,39 @@ def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args:
     -------
     tuple of array
         ``value(*args)``.
+def linearised(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
+    """``function(x)`` and its Jacobian J there as a linear map, evaluated once for all directions.
+
+    Parameters
+    ----------
+    function : callable
+        ``function(x)``, of the shape of `x`.
+    x : array
+        A JAX array or PyTorch tensor.
+
+    Returns
+    -------
+    tuple of array and callable
+        The value, and a map of directions, stacked along a new first axis, to ``J e`` (JAX) or ``J^T e`` (PyTorch),
+        whichever that library computes with the operators it has; ``e . J e`` is the same number. Derivatives pass.
+
+    Raises
+    ------
+    TypeError
+        If `x` belongs to a library without derivatives.
+    """
+    if is_jax(x):
+        jax = sys.modules["jax"]
+        value, product = jax.linearize(function, x)
+        return value, jax.vmap(product)
+    if array_api_compat.is_torch_array(x):
+        torch = sys.modules["torch"]
+        value, product = torch.func.vjp(function, x)
+        return value, lambda directions: torch.stack([product(e)[0] for e in directions])
+    msg = f"x must be an array of JAX or PyTorch to be differentiated, got {type(x).__name__}"
+    raise TypeError(msg)
+
+
     """
     if any(is_jax(a) for a in args):
         jax = sys.modules["jax"]
