@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from diffnum._backend import Array, asfloat, concrete, convert, is_jax, namespace, state_dtype
+from diffnum._backend import Array, asfloat, concrete, convert, is_jax, namespace, own, state_dtype
 from diffnum.schedules import Level, Schedule, check_schedule
 
 __all__ = ["choose", "finite", "grid", "instance", "levels", "number", "per_step"]
@@ -118,7 +118,7 @@ def per_step(name: str, value: Array, like: Array, *, largest: float = np.inf) -
     ValueError
         If `value` has another shape or leaves its range.
     """
-    value = asfloat(value, name)
+    value = own(asfloat(value, name))
     xp = namespace(value, like)
     if value.ndim > 1 or (value.ndim == 1 and value.shape != like.shape):
         msg = f"{name} must be a number or have shape {tuple(like.shape)}, one for each step; got {tuple(value.shape)}"
@@ -186,7 +186,7 @@ def finite(name: str, value: Any) -> Array:
     ValueError
         If it is not finite.
     """
-    value = asfloat(value, name)
+    value = own(asfloat(value, name))
     known = concrete(value)
     if known is not None and not np.isfinite(known).all():
         msg = f"{name} must be finite, got {known}"

@@ -30,6 +30,7 @@ __all__ = [
     "matches",
     "namespace",
     "normal",
+    "own",
     "read_only",
     "scan",
     "slice_axis",
@@ -374,6 +375,22 @@ def copy(array: Array) -> Array:
     return array if is_jax(array) else namespace(array).astype(array, array.dtype, copy=True)
 
 
+def own(array: Array) -> Array:
+    """`array`, for NumPy in memory of its own: what the caller writes to later does not reach a record that keeps it.
+
+    Parameters
+    ----------
+    array : array
+        Values.
+
+    Returns
+    -------
+    array
+        The same values.
+    """
+    return array.copy() if array_api_compat.is_numpy_array(array) else array
+
+
 def read_only(array: Array) -> Array:
     """`array` as a view that cannot be written to, on NumPy; itself elsewhere.
 
@@ -643,23 +660,6 @@ def exp_of_temporary(x: Array) -> Array:
     return np.exp(x, out=x) if array_api_compat.is_numpy_array(x) else namespace(x).exp(x)
 
 
-def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args: Array) -> Any:
-    """``value(*args)``, whose derivatives are those of an equal function that is cheaper to differentiate.
-
-    Parameters
-    ----------
-    value : callable
-        ``value(*args) -> tuple of arrays``: computed, never differentiated.
-    twin : callable
-        ``twin(out, *args)`` equals ``value(*args)`` when ``out`` does; derivatives to any order are taken of it with
-        respect to `args`, `out` held constant.
-    *args : array
-        Floating-point arrays; all differentiable inputs must be among them.
-
-    Returns
-    -------
-    tuple of array
-        ``value(*args)``.
 def linearised(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:
     """``function(x)`` and its Jacobian J there as a linear map, evaluated once for all directions.
 
@@ -693,6 +693,23 @@ def linearised(function: Callable[[Array], Array], x: Array) -> tuple[Array, Cal
     raise TypeError(msg)
 
 
+def differentiate_as(value: Callable[..., Any], twin: Callable[..., Any], *args: Array) -> Any:
+    """``value(*args)``, whose derivatives are those of an equal function that is cheaper to differentiate.
+
+    Parameters
+    ----------
+    value : callable
+        ``value(*args) -> tuple of arrays``: computed, never differentiated.
+    twin : callable
+        ``twin(out, *args)`` equals ``value(*args)`` when ``out`` does; derivatives to any order are taken of it with
+        respect to `args`, `out` held constant.
+    *args : array
+        Floating-point arrays; all differentiable inputs must be among them.
+
+    Returns
+    -------
+    tuple of array
+        ``value(*args)``.
     """
     if any(is_jax(a) for a in args):
         jax = sys.modules["jax"]
@@ -863,7 +880,7 @@ def write(buffer: Array, start: Any, rows: Array, axis: int = 0) -> Array:
     """
     if is_jax(buffer):
         return sys.modules["jax"].lax.dynamic_update_slice_in_dim(buffer, rows, start, axis)
-    buffer[(slice(None),) * axis + (slice(start, start + rows.shape[axis]),)] = rows
+    buffer[(slice(None),) * axis + (slice(start, start + rows.shape[axis]), ...)] = rows
     return buffer
 
 
@@ -886,7 +903,7 @@ def add_rows(buffer: Array, start: Any, rows: Array) -> Array:
     """
     if is_jax(buffer):
         return write(buffer, start, slice_axis(buffer, start, rows.shape[0], 0) + rows)
-    buffer[start : start + rows.shape[0]] += rows
+    buffer[start : start + rows.shape[0], ...] += rows
     return buffer
 
 
@@ -1052,3 +1069,46 @@ def beside(array: Array, like: Array) -> Array:
     if array_api_compat.is_array_api_obj(array) and namespace(array) is xp:
         return array
     return xp.asarray(array) if is_jax(like) else xp.asarray(array, device=array_api_compat.device(like))
+
+
+def fine_uniform(rng: Any, row: Any, like: Array) -> Array:
+    """Uniform draws from [0, 1] whose grid near 0 has twice the digits of `uniform`: from two draws, high and low part.
+
+    Parameters
+    ----------
+    rng : see `uniform`
+        Source.
+    row : int
+        Number of the draw.
+    like : array
+        Shape, library and device.
+
+    Returns
+    -------
+    array
+        Draws; the probability of lying below q has the relative accuracy of the dtype down to q = 2^-46 in float32.
+    """
+    spacing = float(namespace(like).finfo(state_dtype(like)).eps) * (1.0 if is_jax(like) else 0.5)
+    return uniform(rng, 2 * row, like) + spacing * uniform(rng, 2 * row + 1, like)
+
+
+def top_k(values: Array, k: int) -> tuple[Array, Array]:
+    """The `k` largest of each row and their places, in falling order; equal ones in the order of their places.
+
+    Parameters
+    ----------
+    values : array, shape (n, c)
+        Real numbers.
+    k : int
+        Between 1 and c.
+
+    Returns
+    -------
+    tuple of array
+        Shape (n, k) each.
+    """
+    if is_jax(values):
+        return tuple(sys.modules["jax"].lax.top_k(values, k))
+    xp = namespace(values)
+    places = xp.argsort(values, axis=-1, descending=True, stable=True)[:, :k]
+    return xp.take_along_axis(values, places, axis=-1), places

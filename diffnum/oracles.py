@@ -236,21 +236,30 @@ class Gaussian(Oracle):
 
 @dataclass(frozen=True, eq=False)
 class Mixture(Oracle):
-    """Record of a mixture of normal laws, made by `mixture`; `stds` is (M, 1) or (M, d)."""
+    """Record of a mixture of normal laws, made by `mixture`; `stds` is (M, 1) or (M, d).
+
+    `log_weights` are the logarithms of the normalised weights, `narrowest` is the smallest std, where that is known.
+    """
 
     weights: Array
     means: Array
     stds: Array
+    log_weights: Array
+    narrowest: float | None = None
 
     def _parameters(self) -> tuple[Array, ...]:
-        return (self.weights, self.means, self.stds)
+        return (self.log_weights, self.means, self.stds)
 
     def _dimension(self) -> int:
         return int(self.means.shape[-1])
 
     def _components(self, at: _Point) -> tuple[Array, Array, Array, Array]:
         """Shifted log of weight times density, the shift, standardised residual and std of x_t, for each component."""
-        weights, means, stds = at.parameters
+        tiny = float(at.xp.finfo(at.x.dtype).smallest_normal)
+        if self.narrowest is not None and self.narrowest < tiny:
+            msg = f"stds must be at least {tiny:.1e} in the arithmetic of x, {at.x.dtype}, got {self.narrowest:g}"
+            raise ValueError(msg)
+        log_weights, means, stds = at.parameters
         alpha, sigma = at.alpha[..., None], at.sigma[..., None]
         spread = at.xp.hypot(alpha * stds, sigma)
         residual = at.x[..., None, :] - alpha * means
@@ -259,7 +268,7 @@ class Mixture(Oracle):
         # Far from all components the squares would swallow the log-weights; their differences do not.
         least = _backend.constant(at.xp.min(squares, axis=-1, keepdims=True))
         width = at.xp.sum(at.xp.broadcast_to(at.xp.log(spread), z.shape), axis=-1)
-        logs = at.xp.log(weights / at.xp.sum(weights)) - width - 0.5 * (squares - least)
+        logs = log_weights - width - 0.5 * (squares - least)
         return logs, -0.5 * (least[..., 0] + z.shape[-1] * LOG_TWO_PI), z, spread
 
     def _posterior(self, at: _Point) -> tuple[Array, Array, Array]:
@@ -291,7 +300,8 @@ class Mixture(Oracle):
     def _draw(self, rng: Any, like: Array) -> Array:
         xp, number = _backend.namespace(like), _category_number(rng, like)
         _, means, stds = _cast(self._parameters(), like)
-        (weights,) = _cast((self.weights,), number)
+        (log_weights,) = _cast((self.log_weights,), number)
+        weights = xp.exp(log_weights)
         cumulative = xp.cumulative_sum(weights)
         which = xp.searchsorted(cumulative[:-1], number * cumulative[-1], side="right")
         return xp.take(means, which, axis=0) + xp.take(stds, which, axis=0) * _backend.normal(rng, 1, like)
@@ -393,7 +403,7 @@ class Empirical(Oracle):
             for value in (at.alpha, at.sigma, at.parameters[1])
         )
         floor = scale * LIMIT
-        sigma = xp.where(sigma > floor, sigma, xp.where(floor > 0, floor, xp.ones_like(floor)))
+        sigma = xp.where(sigma <= floor, xp.where(floor > 0, floor, xp.ones_like(floor)), sigma)
         return xp.reshape(at.x, (-1, at.x.shape[-1])), alpha, sigma
 
     def _draw(self, rng: Any, like: Array) -> Array:
@@ -603,7 +613,8 @@ def mixture(weights: Array, means: Array, stds: Array) -> Mixture:
     Notes
     -----
     A call holds arrays of shape (..., M, d). For many points without spread use `empirical`. In float32 a point must be
-    nearer than 1e19 standard deviations of x_t to one of the components, or no weight is left.
+    nearer than 1e19 standard deviations of x_t to one of the components (in float64 than 1e154), or no weight is left;
+    standard deviations below 1.2e-38 are refused there. Weights may have any size: their logarithms are kept.
 
     Examples
     --------
@@ -624,7 +635,9 @@ def mixture(weights: Array, means: Array, stds: Array) -> Mixture:
     if stds.shape not in {tuple(means.shape), tuple(means.shape[:1])}:
         msg = f"stds must have shape {tuple(means.shape[:1])} or {tuple(means.shape)}, got {tuple(stds.shape)}"
         raise ValueError(msg)
-    return Mixture(weights, means, stds if stds.ndim == 2 else stds[:, None])
+    known, logs = _backend.concrete(stds), _backend.namespace(weights).log(weights)
+    stds = stds if stds.ndim == 2 else stds[:, None]
+    return Mixture(weights, means, stds, logs - logsumexp(logs), None if known is None else float(known.min()))
 
 
 def empirical(data: Array, *, chunk: int | None = None) -> Empirical:
@@ -790,7 +803,7 @@ def _parameter(
     value: Any, name: str, *, ranks: tuple[int, ...], least: float | None = None, above: float | None = None
 ) -> Array:
     """`value` as a floating-point array of one of `ranks`; its values are checked where they are known."""
-    array = _backend.asfloat(value, name)
+    array = _backend.own(_backend.asfloat(value, name))
     if array.ndim not in ranks:
         msg = f"{name} must have {' or '.join(map(str, ranks))} axes, got shape {tuple(array.shape)}"
         raise ValueError(msg)

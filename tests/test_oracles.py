@@ -1017,3 +1017,79 @@ def test_nearest_point_under_jit() -> None:
             found = compiled(data, x, np.zeros((), dtype))
             nearest = (1.2 * data)[((x[:, None] - 1.2 * data) ** 2).sum(-1).argmin(1)]
             np.testing.assert_allclose(found, nearest, rtol=4 * np.finfo(dtype).eps)
+
+
+# -- parameters of any size, and whose they are ------------------------------------------------------------------------
+
+
+@pytest.mark.claim("oracles-mixture-weights")
+@pytest.mark.parametrize("weights", [[1e-40, 1e-41], [1e308, 1e307], [1e-300, 1e-301], [1e38, 1e37]])
+def test_weights_of_any_size(backend: Backend, weights: list[float]) -> None:
+    """Only their ratio counts, in float32 too, where 1e-40 has few digits and 1e-300 is 0."""
+    means, stds, at = [[0.0], [3.0]], [1.0, 0.5], level(0.8, 0.6)
+    for dtype, tolerance in (("float64", 1e-13), ("float32", 2e-6)):
+        x = backend.asarray([[0.3], [2.0]], dtype)
+        found, plain = (oracles.mixture(w, means, stds) for w in (weights, [10.0, 1.0]))
+        for call in ("denoise", "score", "log_density"):
+            values, expected = (backend.numpy(getattr(law, call)(x, at)) for law in (found, plain))
+            np.testing.assert_allclose(values, expected, rtol=tolerance)
+    drawn, expected = (
+        oracles.mixture(w, means, stds).sample(np.random.default_rng(0), 50) for w in (weights, [10.0, 1.0])
+    )
+    np.testing.assert_allclose(drawn, expected)
+
+
+@pytest.mark.claim("oracles-mixture-weights")
+def test_a_small_weight_keeps_its_component_in_float32() -> None:
+    """Weight 1e-45 against e^-110 = 2e-48: far from the heavy component the light one must win."""
+    law, at = oracles.mixture([1.0, 1e-45], [[0.0], [15.0]], [1.0, 1.0]), level(1.0, 0.1)
+    exact = law.denoise(np.array([[15.0]]), at)
+    assert exact[0, 0] > 14.0
+    np.testing.assert_allclose(law.denoise(np.array([[15.0]], dtype=np.float32), at), exact, rtol=1e-4)
+
+
+def test_stds_that_float32_does_not_have(backend: Backend) -> None:
+    law = oracles.mixture([1.0, 1.0], [[0.0], [3.0]], [1e-50, 0.5])
+    for call in (law.denoise, law.score, law.log_density, law.covariance):
+        with pytest.raises(
+            ValueError, match=r"stds must be at least 1.2e-38 in the arithmetic of x, .*float32, got 1e-50"
+        ):
+            call(backend.asarray([[0.3]], "float32"), level(1.0, 0.0))
+    at_zero = backend.numpy(law.denoise(backend.asarray([[0.0]]), level(1.0, 0.0)))
+    assert at_zero.tolist() == [[0.0]]
+
+
+@pytest.mark.parametrize("call", ["denoise", "score", "log_density", "covariance"])
+@pytest.mark.parametrize("at", [level(1.0, math.nan), level(math.nan, 1.0)], ids=["sigma", "alpha"])
+def test_a_level_of_nan_is_seen(call: str, at: Level) -> None:
+    """NaN is not above any floor, but it is not below it either."""
+    laws = (
+        oracles.empirical([[0.0, 1.0], [1.0, 3.0]]),
+        oracles.mixture([1.0], [[0.0, 1.0]], [1.0]),
+        oracles.gaussian([0.0, 1.0], 1.0),
+    )
+    for law in laws:
+        assert np.isnan(getattr(law, call)(np.array([[0.3, 0.4]]), at)).any(), law
+
+
+def test_oracles_keep_their_own_copies() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.uniform(0.5, 1.5, shape) for shape in ((3,), (3, 2), (3,), (2,), (2,), (5, 2), (3,))]
+    weights, means, stds, mean, std, data, phases = parts
+    root = np.eye(2) + 0.1
+    laws = [
+        oracles.mixture(weights, means, stds),
+        oracles.mixture(weights, means, means),
+        oracles.gaussian(mean, std),
+        oracles.gaussian(mean, covariance=root),
+        oracles.empirical(data),
+    ]
+    x, at, equation = rng.standard_normal((4, 2)), level(0.8, 0.6), oracles.semilinear_problem(phases=phases)
+    before = [law.denoise(x, at) for law in laws] + [law.sample(np.random.default_rng(1), 9) for law in laws]
+    solution = equation.solution(np.asarray(0.3))
+    for part in (*parts, root):
+        part[...] = 7.0
+    after = [law.denoise(x, at) for law in laws] + [law.sample(np.random.default_rng(1), 9) for law in laws]
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(solution, equation.solution(np.asarray(0.3)))

@@ -1821,7 +1821,7 @@ def test_ancestral_noise_is_linear_in_eta(eta: float) -> None:
 @pytest.mark.parametrize("name", JOINED_PATHS)
 @pytest.mark.parametrize("eta", [0.0, 1e-9, 0.5])
 def test_ancestral_derivative_in_eta(name: str, eta: float) -> None:
-    """At eta = 0 the noise of a step has the derivative of its formula, not 0; the rest of the table has derivative 0."""
+    """At eta = 0 the noise of a step has the derivative of its formula, not 0; the rest of the table has 0."""
     jax = pytest.importorskip("jax")
     t = np.asarray([0.95, 0.7, 0.6, 0.2])
 
