@@ -1,0 +1,504 @@
+"""Statistics of the logits of a linear layer, and the pull-back of any loss of them, block by block.
+
+Two pure functions. `statistics` sweeps over the logits once and returns, for each token, what every loss here is made
+of: the maximum and the sum of the log-sum-exp, the logit of the target, a weighted sum of all logits, the first
+largest class. `gradients` takes the coefficients of those in a loss and returns the gradients of hidden states, weight
+and bias. `statistics_and_gradients` does both for a block of tokens before it goes on, and so computes each logit once.
+
+Conventions: hidden states (N, d), weight (V, d); V may be a shard of a larger vocabulary, whose first class has number
+`offset` and of which the first `valid` classes exist. The scale of the logits is left out of the gradients of hidden
+states and bias, from which the caller makes that of the scale. Equations: :doc:`/cross_entropy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from . import _backend
+from ._blocks import Blocks, over
+from .logsumexp import Accumulator, update
+
+__all__ = [
+    "Coefficients",
+    "Constants",
+    "Inputs",
+    "Layer",
+    "Statistics",
+    "gradients",
+    "logits",
+    "statistics",
+    "statistics_and_gradients",
+    "statistics_and_logits",
+]
+
+Array = Any
+
+
+class Inputs(NamedTuple):
+    """What a gradient may be taken of.
+
+    Attributes
+    ----------
+    hidden : array
+        Shape (N, d).
+    weight : array
+        Shape (V, d).
+    bias : array or None
+        Shape (V,).
+    scale : array or None
+        Factor of the logits, shape ().
+    """
+
+    hidden: Array
+    weight: Array
+    bias: Array | None
+    scale: Array | None
+
+
+class Constants(NamedTuple):
+    """Arrays that are never differentiated.
+
+    Attributes
+    ----------
+    targets : array of int
+        Shape (N,); a number outside ``[offset, offset + V)`` matches no class of this weight.
+    class_weight : array or None
+        Shape (V,); None for ones.
+    offset : array of int or None
+        Number of the first class, shape (); None for 0.
+    valid : array of int or None
+        How many classes exist, shape (); None for all.
+    """
+
+    targets: Array
+    class_weight: Array | None
+    offset: Array | None = None
+    valid: Array | None = None
+
+
+class Statistics(NamedTuple):
+    """What a sweep knows of each token.
+
+    Attributes
+    ----------
+    max : array
+        Largest logit m.
+    sum : array
+        Sum of ``exp(logit - m)``.
+    picked : array
+        Logit of the target; 0 where no class matches.
+    deviation : array or None
+        Sum of class weights times ``logit - m``, where a loss spreads over all classes.
+    top : array of int or None
+        Number of the first class with the largest logit.
+    """
+
+    max: Array
+    sum: Array
+    picked: Array
+    deviation: Array | None
+    top: Array | None
+
+
+class Coefficients(NamedTuple):
+    """The pull-back of a loss to the logits: ``total p - target onehot - spread class_weight``, per token.
+
+    Attributes
+    ----------
+    total : array
+        Factor of the softmax, shape (n,).
+    target : array
+        What the logit of the target has less, shape (n,).
+    spread : array or None
+        Factor of the class weights, shape (n,).
+    """
+
+    total: Array
+    target: Array
+    spread: Array | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Static options of a sweep.
+
+    Attributes
+    ----------
+    blocks : Blocks
+        Tokens and classes handled at a time.
+    dtype : dtype
+        dtype of logits, statistics and sums.
+    softcap : float or None
+        Bound c of the logits ``c tanh(z/c)``.
+    spread : bool
+        Whether the deviation is wanted.
+    top : bool
+        Whether the largest class is wanted.
+    """
+
+    blocks: Blocks
+    dtype: Any
+    softcap: float | None = None
+    spread: bool = False
+    top: bool = False
+
+
+def logits(layer: Layer, inputs: Inputs, valid: Array | None, rows: tuple[Any, int], columns: tuple[Any, int]) -> Array:
+    """Logits of a block of tokens and classes; -inf where no class exists, which enters after every other step.
+
+    Parameters
+    ----------
+    layer : Layer
+        Options.
+    inputs : Inputs
+        The layer.
+    valid : array of int or None
+        How many classes exist.
+    rows, columns : tuple of int
+        First index and length.
+
+    Returns
+    -------
+    array
+        Shape (rows, columns), a temporary of the caller.
+    """
+    hidden, weight = _backend.slice_axis(inputs.hidden, *rows, 0), _backend.slice_axis(inputs.weight, *columns, 0)
+    z = _backend.matmul(hidden, weight.T, layer.dtype)
+    xp = _backend.namespace(z)
+    if inputs.bias is not None:
+        z += _backend.cast(_backend.slice_axis(inputs.bias, *columns, 0), layer.dtype)
+    z = _scale(layer, inputs, z)
+    if layer.softcap is not None:
+        z = layer.softcap * xp.tanh(z / layer.softcap)
+    if valid is not None:
+        z = xp.where(_numbers(columns, valid) < valid, z, -math.inf)
+    return z
+
+
+def statistics(layer: Layer, inputs: Inputs, constants: Constants) -> Statistics:
+    """Statistics of all tokens: one product, in blocks of tokens and classes.
+
+    Parameters
+    ----------
+    layer : Layer
+        Options.
+    inputs : Inputs
+        The layer.
+    constants : Constants
+        Targets and class weights.
+
+    Returns
+    -------
+    Statistics
+        Arrays of shape (N,).
+    """
+    tokens = inputs.hidden.shape[0]
+
+    def block(found: Statistics, row: Any, rows: int) -> Statistics:
+        return _store(found, row, _of_tokens(layer, inputs, constants, (row, rows), None)[0])
+
+    start = _empty(layer, constants, inputs.hidden, (0, tokens))
+    return Statistics(*over(tokens, layer.blocks.tokens, block, start, inputs.hidden))
+
+
+def statistics_and_logits(layer: Layer, inputs: Inputs, constants: Constants) -> tuple[Statistics, Array]:
+    """Statistics, and all logits minus their maximum in float16, whose digits are densest at the largest logits.
+
+    Parameters
+    ----------
+    layer : Layer
+        Options.
+    inputs : Inputs
+        The layer.
+    constants : Constants
+        Targets and class weights.
+
+    Returns
+    -------
+    tuple
+        Statistics, and an array of shape (N, V).
+    """
+    tokens, vocabulary = inputs.hidden.shape[0], inputs.weight.shape[0]
+    xp = _backend.namespace(inputs.hidden)
+
+    def block(carry: Any, row: Any, rows: int) -> Any:
+        found, kept = carry
+        z = _backend.filled(inputs.hidden, (rows, vocabulary), 0.0, layer.dtype)
+        part, z = _of_tokens(layer, inputs, constants, (row, rows), z)
+        z = xp.maximum(z - part.max[:, None], xp.asarray(float(xp.finfo(xp.float16).min), dtype=layer.dtype))
+        return _store(found, row, part), _backend.write(kept, row, xp.astype(z, xp.float16))
+
+    start = _empty(layer, constants, inputs.hidden, (0, tokens))
+    kept = _backend.filled(inputs.hidden, (tokens, vocabulary), 0.0, xp.float16)
+    found, kept = over(tokens, layer.blocks.tokens, block, (start, kept), inputs.hidden)
+    return Statistics(*found), kept
+
+
+def gradients(
+    layer: Layer,
+    inputs: Inputs,
+    constants: Constants,
+    found: Statistics,
+    coefficients: Coefficients,
+    *,
+    wanted: tuple[bool, bool, bool],
+    kept: Array | None = None,
+) -> tuple[Array | None, Array | None, Array | None]:
+    """Gradients for hidden states, weight and bias: three products, or two where the logits were kept.
+
+    Classes are the outer loop, so the gradient of a class is complete before the next one begins.
+
+    Parameters
+    ----------
+    layer : Layer
+        Options.
+    inputs : Inputs
+        The layer.
+    constants : Constants
+        Targets and class weights.
+    found : Statistics
+        Maximum and sum of every token.
+    coefficients : Coefficients
+        What the loss asks of the logits.
+    wanted : tuple of bool
+        For hidden states, weight and bias: which to compute.
+    kept : array or None, optional
+        Logits minus the maximum, shape (N, V), in any precision.
+
+    Returns
+    -------
+    tuple of array or None
+        Hidden states and bias in the dtype of sums and without the factor `scale`; weight in its own dtype.
+    """
+    hidden, weight, bias, _ = inputs
+    xp = _backend.namespace(hidden)
+    tokens, size = hidden.shape[0], layer.blocks.tokens
+
+    def zeros(like: Array, shape: tuple[int, ...], dtype: Any) -> Array:
+        return _backend.filled(like, shape, 0.0, dtype)
+
+    def classes(carry: Any, column: Any, columns: int) -> Any:
+        def block(carry: Any, row: Any, rows: int) -> Any:
+            of_hidden, of_weight, of_bias = carry
+            if kept is None:
+                z = logits(layer, inputs, constants.valid, (row, rows), (column, columns))
+                z -= _backend.slice_axis(found.max, row, rows, 0)[:, None]
+            else:
+                z = _backend.slice_axis(_backend.slice_axis(kept, row, rows, 0), column, columns, 1)
+                z = xp.astype(z, layer.dtype)
+            part = _cut((found, coefficients), row, rows)
+            g = _pull_back(layer, constants, z, *part, rows=(row, rows), columns=(column, columns))
+            if wanted[0]:
+                w = _backend.slice_axis(weight, column, columns, 0)
+                of_hidden = _backend.add_rows(of_hidden, row, _backend.matmul(g, w, layer.dtype))
+            if wanted[1]:
+                h = _backend.slice_axis(hidden, row, rows, 0)
+                of_weight = of_weight + _scale(layer, inputs, _backend.matmul(g.T, h, layer.dtype))
+            if wanted[2]:
+                of_bias = of_bias + xp.sum(g, axis=0)
+            return of_hidden, of_weight, of_bias
+
+        of_hidden, of_weight, of_bias = carry
+        start = (
+            of_hidden,
+            zeros(weight, (columns, weight.shape[1]), layer.dtype) if wanted[1] else None,
+            zeros(weight, (columns,), layer.dtype) if wanted[2] else None,
+        )
+        of_hidden, w, b = over(tokens, size, block, start, hidden)
+        if wanted[1]:
+            of_weight = _backend.write(of_weight, column, _backend.cast(w, weight.dtype))
+        if wanted[2]:
+            of_bias = _backend.write(of_bias, column, b)
+        return of_hidden, of_weight, of_bias
+
+    start = (
+        zeros(hidden, hidden.shape, layer.dtype) if wanted[0] else None,
+        zeros(weight, weight.shape, weight.dtype) if wanted[1] else None,
+        zeros(weight, bias.shape, layer.dtype) if wanted[2] and bias is not None else None,
+    )
+    return over(weight.shape[0], layer.blocks.vocabulary, classes, start, hidden)
+
+
+def statistics_and_gradients(
+    layer: Layer,
+    inputs: Inputs,
+    constants: Constants,
+    coefficients: Callable[[Statistics, Any, int], Coefficients],
+    wanted: tuple[bool, bool, bool],
+) -> tuple[Statistics, tuple[Array | None, Array | None, Array | None]]:
+    """Statistics and gradients in one sweep of three products; the logits of a block of tokens are kept meanwhile.
+
+    Parameters
+    ----------
+    layer : Layer
+        Options.
+    inputs : Inputs
+        The layer.
+    constants : Constants
+        Targets and class weights.
+    coefficients : callable
+        ``coefficients(statistics, row, rows)`` of the loss for the tokens from `row` on.
+    wanted : tuple of bool
+        For hidden states, weight and bias: which to compute.
+
+    Returns
+    -------
+    tuple
+        Statistics, and the gradients as in `gradients` but all of them in the dtype of sums.
+    """
+    hidden, weight, bias, _ = inputs
+    xp = _backend.namespace(hidden)
+    tokens, vocabulary = hidden.shape[0], weight.shape[0]
+
+    def block(carry: Any, row: Any, rows: int) -> Any:
+        found, of_hidden, of_weight, of_bias = carry
+        z = _backend.filled(hidden, (rows, vocabulary), 0.0, layer.dtype)
+        part, z = _of_tokens(layer, inputs, constants, (row, rows), z)
+        pull = coefficients(part, row, rows)
+        h = _backend.slice_axis(hidden, row, rows, 0)
+
+        def classes(carry: Any, column: Any, columns: int) -> Any:
+            of_rows, of_weight, of_bias = carry
+            centred = _backend.slice_axis(z, column, columns, 1) - part.max[:, None]
+            g = _pull_back(layer, constants, centred, part, pull, rows=(row, rows), columns=(column, columns))
+            if wanted[0]:
+                of_rows = of_rows + _backend.matmul(g, _backend.slice_axis(weight, column, columns, 0), layer.dtype)
+            if wanted[1]:
+                of_weight = _backend.add_rows(
+                    of_weight, column, _scale(layer, inputs, _backend.matmul(g.T, h, layer.dtype))
+                )
+            if wanted[2]:
+                of_bias = _backend.add_rows(of_bias, column, xp.sum(g, axis=0))
+            return of_rows, of_weight, of_bias
+
+        start = zeros((rows, hidden.shape[1])) if wanted[0] else None
+        of_rows, of_weight, of_bias = over(
+            vocabulary, layer.blocks.vocabulary, classes, (start, of_weight, of_bias), hidden
+        )
+        if wanted[0]:
+            of_hidden = _backend.write(of_hidden, row, of_rows)
+        return _store(found, row, part), of_hidden, of_weight, of_bias
+
+    def zeros(shape: tuple[int, ...]) -> Array:
+        return _backend.filled(hidden, shape, 0.0, layer.dtype)
+
+    start = (
+        _empty(layer, constants, hidden, (0, tokens)),
+        zeros(hidden.shape) if wanted[0] else None,
+        zeros(weight.shape) if wanted[1] else None,
+        zeros(bias.shape) if wanted[2] and bias is not None else None,
+    )
+    found, *grads = over(tokens, layer.blocks.tokens, block, start, hidden)
+    return Statistics(*found), tuple(grads)
+
+
+def _of_tokens(
+    layer: Layer, inputs: Inputs, constants: Constants, rows: tuple[Any, int], kept: Array | None
+) -> tuple[Statistics, Array | None]:
+    """Statistics of a block of tokens, whose logits are written to `kept` if that is there."""
+    targets = _backend.slice_axis(constants.targets, *rows, 0)
+    xp = _backend.namespace(inputs.hidden)
+
+    def classes(carry: Any, column: Any, columns: int) -> Any:
+        state, kept = carry
+        z = logits(layer, inputs, constants.valid, rows, (column, columns))
+        if kept is not None:
+            kept = _backend.write(kept, column, z, 1)
+        place = targets - column if constants.offset is None else targets - constants.offset - column
+        inside = (place >= 0) & (place < columns)
+        chosen = xp.take_along_axis(z, xp.where(inside, place, 0)[:, None], axis=1)[:, 0]
+        found = state[0]
+        joined = update(Accumulator(found.max, found.sum), z)
+        deviation, top = found.deviation, found.top
+        if deviation is not None:
+            weights = _class_weights(layer, constants, (column, columns), z)
+            fall = xp.where(weights == 0.0, 0.0, z - joined.max[:, None]) @ weights
+            deviation = deviation + (found.max - joined.max) * state[1] + fall
+            state = (found, state[1] + xp.sum(weights))
+        if top is not None:
+            first = xp.astype(xp.argmax(z, axis=1), top.dtype) + column
+            first = first if constants.offset is None else first + constants.offset
+            top = xp.where(xp.max(z, axis=1) > found.max, xp.astype(first, top.dtype), top)
+        picked = xp.where(inside, chosen, found.picked)
+        return (Statistics(joined.max, joined.sum, picked, deviation, top), state[1]), kept
+
+    start = _empty(layer, constants, inputs.hidden, rows)
+    before = _backend.filled(inputs.hidden, (), 0.0, layer.dtype)
+    (found, _), kept = over(
+        inputs.weight.shape[0], layer.blocks.vocabulary, classes, ((start, before), kept), inputs.hidden
+    )
+    return Statistics(*found), kept
+
+
+def _pull_back(
+    layer: Layer,
+    constants: Constants,
+    centred: Array,
+    found: Statistics,
+    pull: Coefficients,
+    *,
+    rows: tuple[Any, int],
+    columns: tuple[Any, int],
+) -> Array:
+    """Gradient for the logits before soft-cap and scale; `centred` is overwritten where that is possible."""
+    xp = _backend.namespace(centred)
+    slope = None
+    if layer.softcap is not None:
+        # an absent class has the logit -inf and no softmax: any finite slope will do
+        bounded = xp.maximum(centred + found.max[:, None], xp.asarray(-layer.softcap, dtype=layer.dtype))
+        slope = 1.0 - (bounded / layer.softcap) ** 2
+    g = _backend.exp_of_temporary(centred)
+    g *= (pull.total / found.sum)[:, None]
+    if pull.spread is not None:
+        g -= pull.spread[:, None] * _class_weights(layer, constants, columns, g)
+    targets = _backend.slice_axis(constants.targets, *rows, 0) - columns[0]
+    g = _backend.subtract_at(g, targets if constants.offset is None else targets - constants.offset, pull.target)
+    return g if slope is None else g * slope
+
+
+def _scale(layer: Layer, inputs: Inputs, z: Array) -> Array:
+    return z if inputs.scale is None else z * _backend.cast(inputs.scale, layer.dtype)
+
+
+def _class_weights(layer: Layer, constants: Constants, columns: tuple[Any, int], like: Array) -> Array:
+    """Class weights of a block, 0 where no class exists."""
+    xp = _backend.namespace(like)
+    if constants.class_weight is None:
+        weights = _backend.filled(like, columns[1], 1.0, layer.dtype)
+    else:
+        weights = _backend.cast(_backend.slice_axis(constants.class_weight, *columns, 0), layer.dtype)
+    if constants.valid is None:
+        return weights
+    return xp.where(_numbers(columns, constants.valid) < constants.valid, weights, 0.0)
+
+
+def _numbers(columns: tuple[Any, int], like: Array) -> Array:
+    """Numbers of the classes of a block, from the start of this weight."""
+    return _backend.namespace(like).arange(columns[1], dtype=like.dtype) + columns[0]
+
+
+def _empty(layer: Layer, constants: Constants, like: Array, rows: tuple[Any, int]) -> Statistics:
+    """Statistics of no classes."""
+    xp = _backend.namespace(like)
+
+    def full(value: float) -> Array:
+        return _backend.filled(like, rows[1], value, layer.dtype)
+
+    top = _backend.filled(like, rows[1], 0, constants.targets.dtype) if layer.top else None
+    lowest = float(xp.finfo(layer.dtype).min)
+    return Statistics(full(lowest), full(0.0), full(0.0), full(0.0) if layer.spread else None, top)
+
+
+def _store(found: Statistics, row: Any, part: Statistics) -> Statistics:
+    pairs = zip(found, part, strict=True)
+    return Statistics(*(None if a is None else _backend.write(a, row, b) for a, b in pairs))
+
+
+def _cut(records: tuple[Any, ...], row: Any, rows: int) -> tuple[Any, ...]:
+    def part(a: Array | None) -> Array | None:
+        return None if a is None else _backend.slice_axis(a, row, rows, 0)
+
+    return tuple(type(record)(*map(part, record)) for record in records)

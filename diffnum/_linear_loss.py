@@ -1,0 +1,508 @@
+"""Losses of a linear layer's logits: options, coefficients, and the two ways to join value and gradient.
+
+Every loss here is, per token, ``b nll + c spread + a lse^2`` with coefficients that do not depend on the logits.
+Weights, label smoothing, the z-loss, ignored tokens and the reduction are all in the coefficients, so the sweeps know
+none of them. Equations: :doc:`/cross_entropy`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import _backend
+from ._arguments import choose, number
+from ._blocks import choose_blocks
+from ._linear_cross_entropy import (
+    Coefficients,
+    Constants,
+    Inputs,
+    Layer,
+    Statistics,
+    gradients,
+    statistics,
+    statistics_and_gradients,
+    statistics_and_logits,
+)
+from .logsumexp import Accumulator, finish
+
+__all__ = ["Problem", "Weights", "attach", "losses", "prepare", "quantities", "value_and_gradients", "weigh"]
+
+Array = Any
+
+REDUCTIONS = ("mean", "sum", "none")
+SAVES = ("gradients", "logits", "nothing")
+
+
+class Problem(NamedTuple):
+    """A checked call.
+
+    Attributes
+    ----------
+    layer : Layer
+        Static options of the sweep.
+    inputs : Inputs
+        Hidden states (N, d), weight, bias, scale.
+    constants : Constants
+        Targets, -1 where ignored, and class weights.
+    counted : array of bool
+        Which tokens count, shape (N,).
+    token_weight : array or None
+        Shape (N,).
+    shape : tuple of int
+        Shape of the targets as they came.
+    """
+
+    layer: Layer
+    inputs: Inputs
+    constants: Constants
+    counted: Array
+    token_weight: Array | None
+    shape: tuple[int, ...]
+
+
+class Weights(NamedTuple):
+    """Coefficients of the loss, shape (N,) each.
+
+    Attributes
+    ----------
+    nll : array
+        Of the negative log-likelihood.
+    spread : array or None
+        Of the sum over classes of class weight times ``lse - logit``.
+    square : array or None
+        Of the squared log-sum-exp.
+    """
+
+    nll: Array
+    spread: Array | None
+    square: Array | None
+
+
+def prepare(
+    hidden: Array,
+    weight: Array,
+    targets: Array | None,
+    *,
+    bias: Array | None = None,
+    softcap: float | None = None,
+    logit_scale: Any = None,
+    class_weight: Array | None = None,
+    token_weight: Array | None = None,
+    ignore_index: int | None = None,
+    chunk: Any = None,
+    accumulate: str | None = None,
+    spread: bool = False,
+    top: bool = False,
+    whole_rows: bool = False,
+) -> Problem:
+    """Check arrays and bring them into one library; parameters as in `linear_cross_entropy`.
+
+    Parameters
+    ----------
+    hidden, weight, targets : array
+        Targets may be None where there are none.
+    bias, softcap, logit_scale, class_weight, token_weight, ignore_index, chunk, accumulate : optional
+        As documented there.
+    spread, top, whole_rows : bool, optional
+        What the sweep is to find, and whether it keeps whole rows of logits.
+
+    Returns
+    -------
+    Problem
+        Hidden states flattened to two axes.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit, or a target is known to be out of range.
+    TypeError
+        If dtypes are of the wrong kind.
+    """
+    hidden, weight = _backend.asfloat(hidden, "hidden"), _backend.asfloat(weight, "weight")
+    if hidden.ndim < 1 or weight.ndim != 2 or hidden.shape[-1] != weight.shape[1] or weight.shape[0] == 0:
+        shapes = f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
+        msg = f"hidden and weight must have shapes (..., d) and (V, d) with V >= 1, got {shapes}"
+        raise ValueError(msg)
+    batch, vocabulary = tuple(hidden.shape[:-1]), weight.shape[0]
+    optional = (bias, class_weight, token_weight, None if isinstance(logit_scale, float | int) else logit_scale)
+    xp = _backend.namespace(hidden, weight, targets, *optional)
+    like = next((a for a in (hidden, weight, targets, *optional) if a is not None and _is_of(xp, a)), hidden)
+    hidden, weight = _backend.beside(hidden, like), _backend.beside(weight, like)
+    dtype = _accumulator(accumulate, hidden, weight)
+    if targets is None:
+        targets = _backend.filled(hidden, batch, -1, xp.int32 if _backend.is_jax(hidden) else xp.int64)
+        counted = _backend.filled(hidden, batch, False, xp.bool)
+    else:
+        targets, counted = _targets(targets, batch, vocabulary, ignore_index, like)
+    bias = _vector("bias", bias, (vocabulary,), like)
+    class_weight = _vector("class_weight", class_weight, (vocabulary,), like)
+    token_weight = _vector("token_weight", token_weight, batch, like)
+    if logit_scale is not None:
+        logit_scale = _vector("logit_scale", logit_scale, (), like, dtype)
+    tokens = 1
+    for length in batch:
+        tokens *= length
+    layer = Layer(
+        choose_blocks(chunk, tokens, vocabulary, 8 if dtype == xp.float64 else 4, whole_rows=whole_rows),
+        dtype,
+        None if softcap is None else number("softcap", softcap, above=0.0),
+        spread,
+        top,
+    )
+    flat = None if token_weight is None else _backend.cast(xp.reshape(token_weight, (tokens,)), dtype)
+    return Problem(
+        layer,
+        Inputs(xp.reshape(hidden, (tokens, hidden.shape[-1])), weight, bias, logit_scale),
+        Constants(
+            xp.reshape(targets, (tokens,)),
+            None if class_weight is None else _backend.constant(_backend.cast(class_weight, dtype)),
+        ),
+        xp.reshape(counted, (tokens,)),
+        flat,
+        batch,
+    )
+
+
+def weigh(problem: Problem, reduction: str, label_smoothing: float, z_loss: float) -> Weights:
+    """Coefficients of the loss; a token whose target is out of range gets NaN.
+
+    Parameters
+    ----------
+    problem : Problem
+        The call.
+    reduction : str
+        One of `REDUCTIONS`.
+    label_smoothing, z_loss : float
+        As in `linear_cross_entropy`.
+
+    Returns
+    -------
+    Weights
+        Of the dtype of sums.
+    """
+    choose("reduction", reduction, REDUCTIONS)
+    z_loss = number("z_loss", z_loss, least=0.0)
+    label_smoothing = number("label_smoothing", label_smoothing, least=0.0)
+    if label_smoothing > 1.0:
+        msg = f"label_smoothing must be a finite number in [0, 1], got {label_smoothing!r}"
+        raise ValueError(msg)
+    targets, class_weight = problem.constants.targets, problem.constants.class_weight
+    vocabulary, dtype = problem.inputs.weight.shape[0], problem.layer.dtype
+    xp = _backend.namespace(targets)
+    zero = xp.zeros_like(targets, dtype=dtype)
+    inside = (targets >= 0) & (targets < vocabulary)
+    share = _backend.cast(problem.counted, dtype) if problem.token_weight is None else problem.token_weight
+    share = xp.where(problem.counted, share, zero)
+    of_class = xp.ones_like(zero)
+    if class_weight is not None:
+        of_class = xp.take(class_weight, xp.where(inside, targets, xp.zeros_like(targets)), axis=0)
+    if reduction == "mean":
+        if problem.token_weight is None and class_weight is None:
+            total = _backend.cast(xp.sum(xp.astype(problem.counted, targets.dtype)), dtype)
+        else:
+            total = xp.sum(share * of_class)
+        empty = total == 0
+        share = xp.where(empty, zero, share / xp.where(empty, xp.ones_like(total), total))
+    if _backend.concrete(targets) is None:
+        share = xp.where(problem.counted & ~inside, zero + float("nan"), share)
+    return Weights(
+        share * (of_class * (1.0 - label_smoothing)),
+        share * (label_smoothing / vocabulary) if label_smoothing > 0.0 else None,
+        share * z_loss if z_loss > 0.0 else None,
+    )
+
+
+def quantities(problem: Problem, found: Statistics) -> tuple[Array, Array, Array | None]:
+    """Log-sum-exp, negative log-likelihood and spread of each token, from differences to the maximum.
+
+    Parameters
+    ----------
+    problem : Problem
+        The call.
+    found : Statistics
+        What the sweep found.
+
+    Returns
+    -------
+    tuple of array or None
+        Shape (N,) each.
+    """
+    lse = finish(Accumulator(found.max, found.sum))
+    xp = _backend.namespace(lse)
+    log_sum = xp.log(xp.where(found.sum == 0, xp.ones_like(lse), found.sum))
+    nll = log_sum + (found.max - found.picked)
+    spread = None if found.deviation is None else _mass(problem) * log_sum - found.deviation
+    return lse, nll, spread
+
+
+def losses(weights: Weights, lse: Array, nll: Array, spread: Array | None) -> Array:
+    """Loss of each token.
+
+    Parameters
+    ----------
+    weights : Weights
+        Coefficients.
+    lse, nll, spread : array or None
+        What `quantities` returns.
+
+    Returns
+    -------
+    array
+        Shape (N,).
+    """
+    loss = weights.nll * nll
+    if weights.spread is not None:
+        loss = loss + weights.spread * spread
+    return loss if weights.square is None else loss + weights.square * (lse * lse)
+
+
+def attach(problem: Problem, weights: Weights, save: str, *, total: bool) -> tuple[Array, Array, Array | None]:
+    """Loss, log-sum-exp and largest class, with derivatives in reverse mode by the hand-written pair.
+
+    Parameters
+    ----------
+    problem : Problem
+        The call.
+    weights : Weights
+        Coefficients, which may be differentiated as well.
+    save : str
+        One of `SAVES`: what the forward sweep leaves to the backward one.
+    total : bool
+        Whether the loss is the sum over tokens.
+
+    Returns
+    -------
+    tuple of array or None
+        Loss of shape () or (N,), log-sum-exp (N,), largest class (N,).
+    """
+    if save == "gradients" and total:
+        return _attach_total(problem, weights)
+    lse, nll, spread, top = _attach_tokens(problem, keep=save == "logits")
+    loss = losses(weights, lse, nll, spread)
+    return (_backend.namespace(loss).sum(loss) if total else loss), lse, top
+
+
+def value_and_gradients(
+    problem: Problem, weights: Weights, save: str, wanted: tuple[bool, bool, bool, bool]
+) -> tuple[Statistics, tuple[Array | None, ...]]:
+    """Statistics, and gradients of the sum of `losses` for hidden states, weight, bias and scale.
+
+    Parameters
+    ----------
+    problem : Problem
+        The call.
+    weights : Weights
+        Coefficients.
+    save : str
+        "gradients" for one sweep of three products; else two sweeps.
+    wanted : tuple of bool
+        Which gradients to compute.
+
+    Returns
+    -------
+    tuple
+        Statistics; four gradients, in dtypes of their own.
+    """
+    mass = _mass(problem)
+
+    def pull(found: Statistics, part: Weights) -> Coefficients:
+        all_of = part.nll if part.spread is None else part.nll + part.spread * mass
+        if part.square is not None:
+            all_of = all_of + 2.0 * part.square * finish(Accumulator(found.max, found.sum))
+        return Coefficients(all_of, part.nll, part.spread)
+
+    def slice_of(row: Any, rows: int) -> Weights:
+        return Weights(*(None if a is None else _backend.slice_axis(a, row, rows, 0) for a in weights))
+
+    needed = _needed(problem, wanted)
+    if save == "gradients":
+        found, raw = statistics_and_gradients(
+            problem.layer, problem.inputs, problem.constants, lambda s, row, rows: pull(s, slice_of(row, rows)), needed
+        )
+    else:
+        found = statistics(problem.layer, problem.inputs, problem.constants)
+        raw = gradients(problem.layer, problem.inputs, problem.constants, found, pull(found, weights), wanted=needed)
+    return found, _scaled(problem.inputs, raw, wanted)
+
+
+def _attach_tokens(problem: Problem, *, keep: bool) -> tuple[Array, Array, Array | None, Array | None]:
+    layer = problem.layer
+
+    def again(inputs: Any, constants: Any) -> Problem:
+        return problem._replace(inputs=Inputs(*inputs), constants=Constants(*constants))
+
+    def value(inputs: Any, constants: Any) -> Any:
+        call = again(inputs, constants)
+        found = statistics(layer, call.inputs, call.constants)
+        return (*quantities(call, found), found.top)
+
+    def forward(inputs: Any, constants: Any, wanted: Any) -> Any:
+        del wanted
+        call = again(inputs, constants)
+        found, kept = statistics(layer, call.inputs, call.constants), None
+        if keep:
+            found, kept = statistics_and_logits(layer, call.inputs, call.constants)
+        return (*quantities(call, found), found.top), (found.max, found.sum, kept)
+
+    def backward(inputs: Any, constants: Any, saved: Any, cotangents: Any, wanted: Any) -> Any:
+        call = again(inputs, constants)
+        peak, total, kept = saved
+        of_lse, of_nll, of_spread, _ = (*cotangents, None)[:4]
+        zero = _backend.namespace(peak).zeros_like(peak)
+        of_nll = zero if of_nll is None else of_nll
+        pull = of_nll if of_lse is None else of_nll + of_lse
+        pull = pull if of_spread is None else pull + of_spread * _mass(call)
+        found = Statistics(peak, total, zero, None, None)
+        coefficients = Coefficients(pull, of_nll, of_spread)
+        raw = gradients(
+            layer, call.inputs, call.constants, found, coefficients, wanted=_needed(call, wanted), kept=kept
+        )
+        grads = _scaled(call.inputs, raw, wanted)
+        return tuple(None if g is None else _backend.cast(g, x.dtype) for g, x in zip(grads, inputs, strict=True))
+
+    return _backend.join(value, forward, backward, tuple(problem.inputs), tuple(problem.constants))  # pyright: ignore[reportReturnType]
+
+
+def _attach_total(problem: Problem, weights: Weights) -> tuple[Array, Array, Array | None]:
+    layer = problem.layer
+
+    def again(inputs: Any, constants: Any) -> tuple[Problem, Weights]:
+        return problem._replace(inputs=Inputs(*inputs[:4]), constants=Constants(*constants)), Weights(*inputs[4:])
+
+    def results(call: Problem, part: Weights, found: Statistics) -> tuple[Any, Any]:
+        lse, nll, spread = quantities(call, found)
+        loss = losses(part, lse, nll, spread)
+        return (_backend.namespace(loss).sum(loss), lse, found.top), (lse, nll, spread)
+
+    def value(inputs: Any, constants: Any) -> Any:
+        call, part = again(inputs, constants)
+        return results(call, part, statistics(layer, call.inputs, call.constants))[0]
+
+    def forward(inputs: Any, constants: Any, wanted: Any) -> Any:
+        call, part = again(inputs, constants)
+        found, grads = value_and_gradients(call, part, "gradients", wanted[:4])
+        outputs, parts = results(call, part, found)
+        asked = (wanted[6], wanted[4], wanted[5])
+        parts = tuple(p if w else None for p, w in zip(parts, asked, strict=True))
+        return outputs, (*grads, found.max, found.sum, *parts)
+
+    def backward(inputs: Any, constants: Any, saved: Any, cotangents: Any, wanted: Any) -> Any:
+        call, _ = again(inputs, constants)
+        grads, (peak, total), (lse, nll, spread) = saved[:4], saved[4:6], saved[6:]
+        of_loss, of_lse = cotangents[:2]
+        xp = _backend.namespace(peak)
+        out: list[Any] = [None] * 7
+        if of_loss is not None:
+            parts = (*grads, nll, spread, None if lse is None else lse * lse)
+            out = [None if g is None else of_loss * g for g in parts]
+        if of_lse is not None:
+            zero = xp.zeros_like(peak)
+            raw = gradients(
+                layer,
+                call.inputs,
+                call.constants,
+                Statistics(peak, total, zero, None, None),
+                Coefficients(of_lse, zero, None),
+                wanted=_needed(call, wanted[:4]),
+            )
+            more = _scaled(call.inputs, raw, wanted[:4])
+            out[:4] = [b if a is None else a if b is None else a + b for a, b in zip(out[:4], more, strict=True)]
+        return tuple(None if g is None else _backend.cast(g, x.dtype) for g, x in zip(out, inputs, strict=True))
+
+    return _backend.join(value, forward, backward, (*problem.inputs, *weights), tuple(problem.constants))  # pyright: ignore[reportReturnType]
+
+
+def _mass(problem: Problem) -> Any:
+    """Sum of the class weights."""
+    class_weight = problem.constants.class_weight
+    if class_weight is None:
+        return float(problem.inputs.weight.shape[0])
+    return _backend.namespace(class_weight).sum(class_weight)
+
+
+def _needed(problem: Problem, wanted: tuple[bool, ...]) -> tuple[bool, bool, bool]:
+    """Which raw gradients are computed: that of the scale follows from those of hidden states and bias."""
+    of_hidden, of_weight, of_bias, of_scale = wanted
+    return of_hidden or of_scale, of_weight, (of_bias or of_scale) and problem.inputs.bias is not None
+
+
+def _scaled(
+    inputs: Inputs, raw: tuple[Array | None, Array | None, Array | None], wanted: tuple[bool, ...]
+) -> tuple[Array | None, ...]:
+    """Gradients with the factor of the logits: with z = a u, the gradient of a is the sum of u times that of z."""
+    of_hidden, of_weight, of_bias = raw
+    of_scale = None
+    if inputs.scale is not None and of_hidden is not None:
+        xp = _backend.namespace(of_hidden)
+        if wanted[3]:
+            of_scale = xp.sum(of_hidden * inputs.hidden)
+            if of_bias is not None:
+                still = of_bias == 0
+                of_scale = of_scale + xp.sum(of_bias * xp.where(still, xp.zeros_like(of_bias), inputs.bias))
+        of_hidden = of_hidden * inputs.scale
+    if inputs.scale is not None and of_bias is not None:
+        of_bias = of_bias * inputs.scale
+    found = (of_hidden, of_weight, of_bias, of_scale)
+    return tuple(g if w else None for g, w in zip(found, wanted, strict=True))
+
+
+def _accumulator(name: str | None, *arrays: Array) -> Any:
+    """dtype of sums: as named, else that of the arrays, float32 at least."""
+    xp = _backend.namespace(*arrays)
+    if name is None:
+        wide = any(_backend.state_dtype(a) == xp.float64 for a in arrays)
+        return xp.float64 if wide else xp.float32
+    choose("accumulate", name, ("float32", "float64"))
+    dtype = getattr(xp, name)
+    if xp.zeros((), dtype=xp.float32).dtype != dtype and xp.asarray(0.0, dtype=dtype).dtype != dtype:
+        msg = f"accumulate must be a dtype that the library has enabled, got {name!r}"
+        raise ValueError(msg)
+    return dtype
+
+
+def _is_of(xp: Any, array: Array) -> bool:
+    return hasattr(array, "dtype") and _backend.namespace(array) is xp
+
+
+def _vector(name: str, value: Any, shape: tuple[int, ...], like: Array, dtype: Any = None) -> Array | None:
+    if value is None:
+        return None
+    value = _backend.beside(_backend.asfloat(value, name), like)
+    if tuple(value.shape) != shape:
+        msg = f"{name} must have shape {shape}, got {tuple(value.shape)}"
+        raise ValueError(msg)
+    return value if dtype is None else _backend.cast(value, dtype)
+
+
+def _targets(
+    targets: Array, batch: tuple[int, ...], vocabulary: int, ignore_index: int | None, like: Array
+) -> tuple[Array, Array]:
+    """Targets with -1 where they are ignored, and which are not."""
+    targets = targets if hasattr(targets, "dtype") else _backend.concrete(targets)
+    xp = _backend.namespace(targets)
+    if not xp.isdtype(targets.dtype, "integral"):
+        msg = f"targets must be integers, got dtype {targets.dtype}"
+        raise TypeError(msg)
+    if tuple(targets.shape) != batch:
+        msg = f"targets must have the shape of hidden without its last axis, {batch}, got {tuple(targets.shape)}"
+        raise ValueError(msg)
+    if ignore_index is not None and (isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__")):
+        msg = f"ignore_index must be an integer or None, got {ignore_index!r}"
+        raise ValueError(msg)
+    known = _backend.concrete(targets)
+    if known is not None:
+        wrong = (known < 0) | (known >= vocabulary)
+        if ignore_index is not None:
+            wrong &= known != ignore_index
+        if wrong.any():
+            msg = f"targets must lie in [0, {vocabulary}) or equal ignore_index={ignore_index}, got {known[wrong][0]}"
+            raise ValueError(msg)
+    targets = _backend.beside(targets, like)
+    xp = _backend.namespace(targets)
+    # indices are 64 bits wide in the other libraries
+    short = _backend.is_jax(targets) and targets.dtype != xp.int64
+    targets = xp.astype(targets, xp.int32 if short else xp.int64)
+    if ignore_index is None:
+        return targets, xp.ones_like(targets, dtype=xp.bool)
+    counted = targets != ignore_index
+    return xp.where(counted, targets, xp.full_like(targets, -1)), counted
