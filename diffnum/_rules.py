@@ -1,8 +1,8 @@
 """What published samplers put in place of the moments and places of :eq:`solvers-weights`.
 
 A rule is called with the moments of a step, the places of the nodes in units of it, its length and the slice of the
-steps, and returns the moments and places that the method uses. Each of the rules here is one mechanism met in print; what
-it costs is derived in :doc:`/samplers`.
+steps, and returns the moments and places that the method uses. Each of the rules here is one mechanism met in print;
+what it costs is derived in :doc:`/samplers`.
 """
 
 from __future__ import annotations

@@ -52,15 +52,15 @@ class Method(NamedTuple):
         For each stage, the values through which f is interpolated up to the next stage (the last: up to the end):
         ``m >= 0`` is stage m of this step, ``-m`` the first stage of the m-th step before.
     basis : tuple, optional
-        For each stage None, or one polynomial for each of its nodes in place of the Lagrange polynomial: coefficients of
-        powers of u, which is 0 at the start of the step and 1 at the stage's goal.
+        For each stage None, or one polynomial for each of its nodes in place of the Lagrange polynomial: coefficients
+        of powers of u, which is 0 at the start of the step and 1 at the stage's goal.
     corrector : tuple of int, optional
         Values through which the *previous* step is integrated once more, now that f is known at its end:
         :eq:`samplers-corrector`. 0 is the value at the start of this step, -m as in `nodes`.
     rule : callable, optional
         ``rule(moments, places, length, steps) -> (moments, places)``, for the weights of published samplers that are
-        no integrals of the Lagrange basis: :eq:`samplers-rule`. It sees the moments of :eq:`solvers-weights`, the places
-        of the nodes in units of the interval, its length in the path's coordinate and the slice of the steps.
+        no integrals of the Lagrange basis: :eq:`samplers-rule`. It sees the moments of :eq:`solvers-weights`, the
+        places of the nodes in units of the interval, its length in the path's coordinate and the slice of the steps.
     clock : {"path", "log_snr"}, optional
         What `stages` are fractions of: the step in the path's coordinate, or in log-SNR.
     noise : {"exact", "end"}, optional
@@ -367,7 +367,9 @@ def _check_basis(method: Method) -> None:
         p is None or (len(p) == len(nodes) and all(p)) for p, nodes in zip(method.basis, method.nodes, strict=False)
     ]
     if not (len(method.basis) == len(method.nodes) and all(fitting)):
-        msg = f"method must have a polynomial for each node or None for each stage, got {method.basis} for {method.name}"
+        msg = (
+            f"method must have a polynomial for each node or None for each stage, got {method.basis} for {method.name}"
+        )
         raise ValueError(msg)
 
 
@@ -418,7 +420,7 @@ def _block(whole: _Whole, method: Method, before: Method | None, steps: slice) -
     here_bias = None
     carries, noises, biases, rows = [], [], [], []
     for m, (here, goal) in enumerate(itertools.pairwise(levels)):
-        reached = _stage_weights(whole, method, steps, m, levels, places)
+        reached = _stage_weights(whole, method, steps, stage=m, levels=levels, places=places)
         carry, noise = _at_steps(whole, steps) if last == 0 else path.propagate(here, goal, steps)
         if method.noise == "end" and noise is not None:
             noise = _at_steps(whole, steps)[1] if m == last else xp.zeros_like(carry)
@@ -479,7 +481,7 @@ def _stages(whole: _Whole, method: Method, steps: slice) -> tuple[list[Level], l
 
 
 def _stage_weights(
-    whole: _Whole, method: Method, steps: slice, stage: int, levels: list[Level], places: list[Array]
+    whole: _Whole, method: Method, steps: slice, *, stage: int, levels: list[Level], places: list[Array]
 ) -> dict[Node, Array]:
     """Weights of the values known at a stage, for the integral from the start of the step to the next stage."""
     nodes: list[Node] = [(0, j) if j >= 0 else (-j, 0) for j in method.nodes[stage]]
@@ -495,10 +497,10 @@ def _stage_weights(
 
 
 def _correction(whole: _Whole, method: Method, before: Method, steps: slice) -> tuple[dict[Node, Array], Array | float]:
-    """What the corrected state at the start of `steps` has more than the predicted one: weights, factor of the centre."""
+    """What the corrected state at the start of `steps` has more than the predicted one: weights, centre's factor."""
     previous = _back(steps, 1)
     levels, places = _stages(whole, before, previous)
-    predicted = _stage_weights(whole, before, previous, len(before.stages) - 1, levels, places)
+    predicted = _stage_weights(whole, before, previous, stage=len(before.stages) - 1, levels=levels, places=places)
     nodes: list[Node] = [(-j, 0) for j in method.corrector or ()]
     corrected = _interpolation_weights(
         tuple(moment[previous] for moment in whole.moments[: len(nodes)]),
@@ -526,7 +528,7 @@ def _interpolation_weights(
     rule: Rule | None = None,
     basis: tuple[tuple[float, ...], ...] | None = None,
 ) -> list[Array]:
-    """Integrals from `start` to `stop` of K times the Lagrange basis through `nodes`, or times the given polynomials."""
+    """Integrals from `start` to `stop` of K times the Lagrange basis through `nodes`, or times given polynomials."""
     polynomials: Sequence[Sequence[Any]] = [[1.0]] if basis is None else basis
     used: Sequence[Array] = moments
     if basis is None and len(nodes) > 1:
@@ -561,7 +563,8 @@ def _back(steps: slice, back: int) -> slice:
 
 
 def _at_steps(whole: _Whole, steps: slice) -> tuple[Any, Array | None]:
-    return tuple(None if part is None else part[steps] for part in (whole.carry, whole.noise))
+    carry, noise = (None if part is None else part[steps] for part in (whole.carry, whole.noise))
+    return carry, noise
 
 
 def _offset_at(whole: _Whole, steps: slice, node: Node, levels: list[Level]) -> Array:

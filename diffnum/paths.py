@@ -648,8 +648,8 @@ def reverse(path: Path, /) -> Path:
         If `path` is no `Path`.
     ValueError
         If `path` is stochastic or has gaps: noise cannot be taken back. Or if an end is singular: at sigma = 0 the
-        denoiser returns its input and says nothing of the direction, and `x0` in log-SNR has no finite step to alpha = 0
-        (``coordinate="ratio"`` and `velocity` have).
+        denoiser returns its input and says nothing of the direction, and `x0` in log-SNR has no finite step to
+        alpha = 0 (``coordinate="ratio"`` and `velocity` have).
 
     Notes
     -----
@@ -758,7 +758,7 @@ def from_sde_2m_eta(eta: float, /) -> float:
 
 
 def _time_moments(schedule: Schedule, a: Level, b: Level, count: int) -> tuple[Array, ...]:
-    """Integrals of ``u^j drho`` with u the share of the time that has passed, by quadrature: :eq:`samplers-deis-time`."""
+    """Integrals of ``u^j drho``, u the share of the time that has passed, by quadrature: :eq:`samplers-deis-time`."""
     xp = namespace(a.t)
     start, back = b.t[:, None], (a.t - b.t)[:, None]
 
@@ -777,8 +777,8 @@ def _time_moments(schedule: Schedule, a: Level, b: Level, count: int) -> tuple[A
         error = float(np.max(np.abs(found - expected) / np.abs(expected)))
         if error > max(_TIME_ERROR, 1e3 * float(np.finfo(found.dtype).eps)):
             msg = (
-                f"schedule must be smooth in time for a path in t, got {schedule.name}, whose moments err by {error:.0e}; "
-                "take smaller steps or another coordinate"
+                f"schedule must be smooth in time for a path in t, got {schedule.name}, whose moments err by "
+                f"{error:.0e}; take smaller steps or another coordinate"
             )
             raise ValueError(msg)
     return tuple(inside)

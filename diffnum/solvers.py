@@ -81,9 +81,14 @@ KROGSTAD = Method(
     4,
     (0.0, 0.5, 0.5, 1.0),
     ((0,), (0, 1), (0, 2), (0, 1, 2, 3)),
-    basis=(None, ((1.0, -2.0), (0.0, 2.0)), None, ((1.0, -3.0, 2.0), (0.0, 2.0, -2.0), (0.0, 2.0, -2.0), (0.0, -1.0, 2.0))),
+    basis=(
+        None,
+        ((1.0, -2.0), (0.0, 2.0)),
+        None,
+        ((1.0, -3.0, 2.0), (0.0, 2.0, -2.0), (0.0, 2.0, -2.0), (0.0, -1.0, 2.0)),
+    ),
 )
-"""Four evaluations; order 4, of which 2 with stiff order conditions. On a constant kernel the classical Runge-Kutta 4."""
+"""Four evaluations; order 4, of which 2 with stiff order conditions. On a constant kernel classical Runge-Kutta 4."""
 
 STIFF_3 = Method("stiff Runge-Kutta 3", 3, (0.0, 1 / 4, 1 / 2, 3 / 4), ((0,), (0, 1), (0, 1), (0, 2, 3)))
 """Four evaluations, the last two from linear interpolation; order 3, stiff order conditions included."""
@@ -107,15 +112,15 @@ class Orders(NamedTuple):
     ----------
     ode : int
         On the probability-flow ODE.
-    weak : int
-        Of the law of the result, on a path with eta > 0.
-    strong : int
+    weak : int or None
+        Of the law of the result, on a path with eta > 0; None for a sampler without noise.
+    strong : int or None
         Of the result itself for one Brownian path, on a path with eta > 0.
     """
 
     ode: int
-    weak: int
-    strong: int
+    weak: int | None
+    strong: int | None
 
 
 ORDERS = {
@@ -178,8 +183,8 @@ def adams_bashforth(path: Path, order: int, *, start: Literal["runge_kutta", "ra
 def adams_moulton(path: Path, order: int, *, start: Literal["runge_kutta", "ramp"] = "runge_kutta") -> Table:
     """Table of a predictor-corrector of one evaluation a step: :eq:`samplers-adams-moulton`.
 
-    Each step is predicted by Adams-Bashforth of order `order` - 1. The evaluation at its end serves the next prediction,
-    and also the method of Adams and Moulton of order `order` for the step that has just been made (PEC).
+    Each step is predicted by Adams-Bashforth of order `order` - 1. The evaluation at its end serves the next
+    prediction, and also the method of Adams and Moulton of order `order` for the step that has just been made (PEC).
 
     Parameters
     ----------
@@ -327,8 +332,8 @@ def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Tab
     method : Method
         A method without history: `EULER`, `MIDPOINT`, `HEUN`, `RUNGE_KUTTA_3`, ... or one of your own.
     end : Method, optional
-        Method of steps at whose end f is singular (sigma = 0), for a `method` that evaluates there or counts its stages in
-        log-SNR. By default one that keeps the order: `MIDPOINT`, above order 2 `RUNGE_KUTTA_3`.
+        Method of steps at whose end f is singular (sigma = 0), for a `method` that evaluates there or counts its stages
+        in log-SNR. By default one that keeps the order: `MIDPOINT`, above order 2 `RUNGE_KUTTA_3`.
 
     Returns
     -------
