@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffnum import _backend, oracles
+from diffnum._arguments import finite, instance
 from diffnum._backend import Array, concrete, namespace
 from diffnum._tables import Table
 from diffnum.paths import Path
@@ -74,7 +75,9 @@ def table_moments(
     Raises
     ------
     TypeError
-        If `table` is not a Table.
+        If `table` is not a Table, or a moment not real.
+    ValueError
+        If a moment is not finite, a standard deviation is negative, or their shapes do not fit.
 
     Notes
     -----
@@ -91,9 +94,9 @@ def table_moments(
     >>> print(moments.mean.round(6), moments.std.round(6))
     0.8 2.003085
     """
-    if not isinstance(table, Table):
-        msg = f"table must be a Table, got {type(table).__name__}"
-        raise TypeError(msg)
+    instance("table", table, Table)
+    given = _moments(mean=mean, std=std, start_mean=start_mean, start_std=start_std)
+    mean, std = given["mean"], given["std"]
     xp = namespace(table.carry, mean, std, start_mean, start_std)
     like = table.carry if namespace(table.carry) is xp else xp.asarray(concrete(table.carry))
 
@@ -180,9 +183,12 @@ def impulse_response(
 
     Raises
     ------
+    TypeError
+        If `sampler` or `asarray` is not callable, or `path` is no Path.
     ValueError
-        If the sampler is not affine on these data, mixes components or the samples of a batch, or draws a number of
-        noises that changes from run to run.
+        If the sampler is not affine on these data, mixes components or the samples of a batch, returns or draws another
+        shape than that of x, or draws a number of noises that changes from run to run; if a moment is not finite, a
+        standard deviation is negative, or they have other shapes.
 
     Notes
     -----
@@ -202,7 +208,14 @@ def impulse_response(
     >>> len(response.noise), moments.std.round(6).tolist()
     (20, [2.003085])
     """
-    mean, std = np.broadcast_arrays(*np.atleast_1d(np.asarray(mean, dtype=float), np.asarray(std, dtype=float)))
+    instance("sampler", sampler, Callable)
+    instance("path", path, Path)
+    instance("asarray", np.asarray if asarray is None else asarray, Callable)
+    given = (np.asarray(to_numpy(part, name), dtype=float) for name, part in _moments(mean=mean, std=std).items())
+    mean, std = np.broadcast_arrays(*np.atleast_1d(*given))
+    if mean.ndim > 1 or mean.size == 0:
+        msg = f"mean and std must be numbers or have shape (d,), got {mean.shape}"
+        raise ValueError(msg)
     denoise = oracles.gaussian(mean, std).denoise
     convert = asarray or np.asarray
     takes_rng = _takes_rng(sampler)
@@ -211,6 +224,9 @@ def impulse_response(
         drawn = itertools.count(1)
 
         def rng(row: Any, like: Array) -> Array:  # noqa: ARG001
+            if np.shape(like) != inputs[0].shape:
+                msg = f"sampler must draw noise of the shape of x, {inputs[0].shape}, got {np.shape(like)}"
+                raise ValueError(msg)
             j = next(drawn)
             return convert(inputs[j] if j < len(inputs) else np.zeros_like(inputs[0]))
 
@@ -218,6 +234,9 @@ def impulse_response(
         end = to_numpy(
             sampler(denoise, x, path, rng=rng) if takes_rng else sampler(denoise, x, path), "sampler's result"
         )
+        if end.shape != inputs[0].shape:
+            msg = f"sampler must return the shape of x, {inputs[0].shape}, got {end.shape}"
+            raise ValueError(msg)
         return end, next(drawn) - 1
 
     base, m = run(np.zeros((1, 1, mean.size)))
@@ -238,6 +257,23 @@ def impulse_response(
         )
         raise ValueError(msg)
     return response
+
+
+def _moments(**given: Any) -> dict[str, Array]:
+    """Those given (not None) as finite arrays whose shapes fit; those called std >= 0, where values are known."""
+    found = {name: finite(name, value) for name, value in given.items() if value is not None}
+    for name, value in found.items():
+        known = concrete(value)
+        if name.endswith("std") and known is not None and not (known >= 0.0).all():
+            msg = f"{name} must be >= 0, got {known}"
+            raise ValueError(msg)
+    shapes = [tuple(value.shape) for value in found.values()]
+    try:
+        np.broadcast_shapes(*shapes)
+    except ValueError:
+        msg = f"{', '.join(found)} must have shapes that broadcast, got {shapes}"
+        raise ValueError(msg) from None
+    return found
 
 
 def to_numpy(value: Any, name: str) -> np.ndarray:
@@ -292,5 +328,8 @@ def _root(x: Array) -> Array:
 
 
 def _takes_rng(sampler: Sampler) -> bool:
-    parameters = inspect.signature(sampler).parameters.values()
+    try:
+        parameters = inspect.signature(sampler).parameters.values()
+    except ValueError:  # some callables written in C have none
+        return False
     return any(p.name == "rng" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -10,6 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -21,9 +22,9 @@ from diffnum import grids, oracles, paths, schedules
 from diffnum._backend import Array
 from diffnum._moments import Moments
 from diffnum.paths import Path
-from diffnum.schedules import Level, Schedule
+from diffnum.schedules import Level, Schedule, check_schedule
 
-__all__ = ["MIXTURE", "Problem", "ends_of", "problems", "random_ratio_grid", "random_ratio_nodes"]
+__all__ = ["GRIDS", "MIXTURE", "NAMES", "Problem", "ends_of", "problems", "random_ratio_grid", "random_ratio_nodes"]
 
 GRIDS = ("uniform", "uniform_log_snr", "uniform_angle", "karras", "random_ratio")
 PERIOD = 8
@@ -71,7 +72,7 @@ def random_ratio_nodes(start: float, stop: float, steps: int, /, *, seed: int = 
     if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
         msg = f"steps must be an integer >= 1, got {steps!r}"
         raise ValueError(msg)
-    if not (math.isfinite(start) and math.isfinite(stop)) or start == stop:
+    if not all(isinstance(end, Real) and math.isfinite(end) for end in (start, stop)) or start == stop:
         msg = f"start and stop must be two finite numbers, got {start!r} and {stop!r}"
         raise ValueError(msg)
     exponent = np.random.default_rng(seed).uniform(size=PERIOD)
@@ -114,6 +115,7 @@ def random_ratio_grid(
     >>> random_ratio_grid(schedules.edm(sigma_min=0.1, sigma_max=10.0), 4).round(3).tolist()
     [10.0, 1.406, 0.463, 0.212, 0.1]
     """
+    check_schedule(schedule)
     ends = schedule.level(np.asarray([schedule.t_noise, schedule.t_clean]))
     if coordinate == "log_snr":
         if not np.all(np.isfinite(ends.log_snr)):
@@ -362,6 +364,9 @@ _BANK: dict[str, tuple[tuple[str, ...], Callable[[], dict[str, Any]]]] = {
     "semilinear-backward": (("semilinear",), lambda: _semilinear(-1.0, wave=2.0, t0=2.0, t1=0.0)),
     "semilinear-stiff": (("semilinear", "stiff"), lambda: _semilinear(-1e4, coupling=0.0)),
 }
+
+NAMES = tuple(_BANK)
+"""Names of all problems."""
 
 
 @functools.cache

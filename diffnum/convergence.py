@@ -13,15 +13,24 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from diffnum._arguments import instance, number
 from diffnum._backend import Array
 from diffnum._moments import Moments, Response, Sampler, impulse_response, table_moments, to_numpy
-from diffnum._problems import Problem, ends_of, problems, random_ratio_grid, random_ratio_nodes
+from diffnum._problems import (
+    GRIDS,
+    NAMES,
+    Problem,
+    ends_of,
+    problems,
+    random_ratio_grid,
+    random_ratio_nodes,
+)
 from diffnum.paths import Path
 from diffnum.schedules import Schedule
 
@@ -149,14 +158,14 @@ def study(
        160   8.446e-03   0.992  *
     order 0.972, fitted to the rows with *
     """
+    instance("run", run, Callable)
     counts = _step_counts(steps)
     target = to_numpy(reference, "reference")
     if not np.isfinite(target).all():
         msg = f"reference must be finite, got {target}"
         raise ValueError(msg)
-    if floor is not None and not 0.0 <= floor < math.inf:
-        msg = f"floor must be a finite number >= 0, got {floor!r}"
-        raise ValueError(msg)
+    if floor is not None:
+        number("floor", floor, least=0.0)
     signed, floors = [], []
     for n in counts:
         result = to_numpy(run(n), "run(n)")
@@ -238,8 +247,10 @@ def check_sampler(
     ------
     OrderError
         If the claim fails on any grid: the order is too low, or the slopes do not settle.
+    TypeError
+        If `sampler`, `path` or `asarray` is not callable, or `problem` neither a name nor a Problem.
     ValueError
-        If an argument is out of range.
+        If an argument is out of range: `order`, `kinds`, `steps`, `tolerance`, or the name of a problem.
 
     Notes
     -----
@@ -265,11 +276,15 @@ def check_sampler(
     if isinstance(order, bool) or not isinstance(order, int | np.integer) or order < 1:
         msg = f"order must be an integer >= 1, got {order!r}"
         raise ValueError(msg)
-    if problem is None:
-        problem = "gaussian-vp" if weak else "mixture-vp"
-    task = problems(problem)[0] if isinstance(problem, str) else problem
+    for name, function in (("sampler", sampler), ("path", path), ("asarray", asarray)):
+        if function is not None or name == "sampler":
+            instance(name, function, Callable)
+    task = _task("gaussian-vp" if weak else "mixture-vp") if problem is None else _task(problem)
+    if isinstance(kinds, str) or not isinstance(kinds, Sequence) or not kinds or not set(kinds) <= set(GRIDS):
+        msg = f"kinds must be a sequence of one or more of {GRIDS}, got {kinds!r}"
+        raise ValueError(msg)
     run = _weak_run if weak else _ode_run
-    margin = (0.15 if order >= 4 else 0.1) if tolerance is None else tolerance
+    margin = (0.15 if order >= 4 else 0.1) if tolerance is None else number("tolerance", tolerance, least=0.0)
     studies = {}
     for kind in kinds:
         one, reference = run(sampler, task, kind, path, asarray or np.asarray)
@@ -284,8 +299,18 @@ def check_sampler(
     return studies
 
 
+def _task(problem: Problem | str) -> Problem:
+    if not isinstance(problem, str):
+        instance("problem", problem, Problem)
+        return problem
+    if problem not in NAMES:
+        msg = f"problem must be a Problem or the name of one, {NAMES}, got {problem!r}"
+        raise ValueError(msg)
+    return problems(problem)[0]
+
+
 def _step_counts(steps: Sequence[int]) -> tuple[int, ...]:
-    counts = tuple(steps)
+    counts = tuple(steps) if isinstance(steps, Iterable) else ()
     whole = all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n >= 1 for n in counts)
     if not whole or len(counts) < 3 or any(b <= a for a, b in itertools.pairwise(counts)):
         msg = f"steps must be at least three increasing integers >= 1, got {steps!r}"

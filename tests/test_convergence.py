@@ -1209,3 +1209,115 @@ def test_shapes_that_do_not_fit_are_no_errors_of_the_method():
     for floor in (-1.0, np.inf, np.nan):
         with pytest.raises(ValueError, match="floor"):
             study(lambda n: 1 / n, [10, 20, 40], 0.0, floor=floor)
+
+
+# -- arguments that would pass unseen ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kinds", [(), None, "karras", ("karras", "log"), 3, [None]])
+def test_check_sampler_needs_grids(kinds):
+    """No grid, no failure: an empty sequence would let every sampler pass."""
+    with pytest.raises(ValueError, match="kinds must be a sequence of one or more of"):
+        check_sampler(solvers.ab1, order=4, kinds=kinds)
+
+
+@pytest.mark.parametrize("tolerance", [math.inf, math.nan, -0.1, "a"])
+def test_check_sampler_needs_a_finite_tolerance(tolerance):
+    with pytest.raises(ValueError, match="tolerance must be a finite number >= 0, got"):
+        check_sampler(solvers.ab1, order=4, tolerance=tolerance, kinds=("karras",))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"problem": 3}, TypeError, "problem must be a Problem, got int"),
+        ({"problem": "hard"}, ValueError, "problem must be a Problem or the name of one, .*, got 'hard'"),
+        ({"problem": "multimodal"}, ValueError, "problem must be a Problem or the name of one"),
+        ({"path": 3}, TypeError, "path must be a Callable, got int"),
+        ({"asarray": "torch"}, TypeError, "asarray must be a Callable, got str"),
+        ({"steps": 8}, ValueError, "steps must be at least three increasing integers >= 1, got 8"),
+        ({"steps": (8, 16)}, ValueError, "steps must be at least three"),
+    ],
+)
+def test_check_sampler_names_what_is_wrong(options, error, message):
+    with pytest.raises(error, match=message):
+        check_sampler(solvers.ab1, order=1, **options)
+
+
+def test_things_that_are_no_sampler():
+    with pytest.raises(TypeError, match="sampler must be a Callable, got NoneType"):
+        check_sampler(None, order=1)
+    with pytest.raises(TypeError, match="sampler must be a Callable, got str"):
+        impulse_response("ab1", paths.semilinear(np.asarray([0.0, 1.0])), mean=0.0, std=1.0)
+    with pytest.raises(TypeError, match="run must be a Callable, got float"):
+        study(3.0, (1, 2, 3), 0.0)
+    with pytest.raises(ValueError, match="floor must be a finite number >= 0, got 'a'"):
+        study(lambda n: 1.0 / n, (1, 2, 3), 0.0, floor="a")
+
+
+def law_table():
+    edm = schedules.edm()
+    return solvers.adams_bashforth(paths.x0(edm, grids.karras(edm, 6), eta=0.5), 2)
+
+
+@pytest.mark.parametrize(
+    ("law", "error", "message"),
+    [
+        ({"mean": math.nan, "std": 1.0}, ValueError, "mean must be finite, got nan"),
+        ({"mean": 0.0, "std": math.inf}, ValueError, "std must be finite, got inf"),
+        ({"mean": 0.0, "std": -0.1}, ValueError, r"std must be >= 0, got -0\.1"),
+        ({"mean": [0.0, 0.0], "std": [1.0, -1.0]}, ValueError, "std must be >= 0"),
+        ({"mean": [0.0, 0.0], "std": [1.0, 1.0, 1.0]}, ValueError, "mean, std must have shapes that broadcast"),
+        ({"mean": "a", "std": 1.0}, TypeError, "mean must be real numbers"),
+        ({"mean": 0.0, "std": None}, TypeError, "std"),
+    ],
+)
+def test_laws_that_are_none(law, error, message):
+    edm = schedules.edm()
+    path = paths.x0(edm, grids.karras(edm, 6))
+    given = {name: np.asarray(value) if isinstance(value, list) else value for name, value in law.items()}
+    if given["std"] is not None:
+        with pytest.raises(error, match=message):
+            table_moments(law_table(), **given)
+        with pytest.raises(error, match=message):
+            impulse_response(solvers.ab1, path, **given)
+
+
+@pytest.mark.parametrize(
+    ("start", "message"),
+    [
+        ({"start_std": -1.0}, "start_std must be >= 0"),
+        ({"start_mean": math.nan}, "start_mean must be finite"),
+        ({"start_mean": np.zeros(3)}, "must have shapes that broadcast, got"),
+    ],
+)
+def test_starts_that_are_none(start, message):
+    with pytest.raises(ValueError, match=message):
+        table_moments(law_table(), mean=np.zeros(2), std=1.0, **start)
+
+
+def test_zero_spread_is_a_law():
+    moments = table_moments(law_table(), mean=0.3, std=0.0, start_mean=1.0, start_std=0.0)
+    assert np.isfinite(moments.mean)
+    assert moments.std > 0.0
+
+
+def test_impulse_responses_of_another_shape():
+    """Broadcasting would turn a wrong shape into a foreign error, or into a wrong answer."""
+    edm = schedules.edm()
+    path = paths.x0(edm, grids.karras(edm, 6))
+    with pytest.raises(ValueError, match=r"sampler must return the shape of x, \(1, 2\), got \(2,\)"):
+        impulse_response(lambda denoise, x, path: x[0], path, mean=np.zeros(2), std=1.0)
+    with pytest.raises(ValueError, match=r"sampler must draw noise of the shape of x, \(1, 2\), got \(2,\)"):
+        impulse_response(lambda denoise, x, path, rng: x + rng(0, x[0]), path, mean=np.zeros(2), std=1.0)
+    with pytest.raises(ValueError, match=r"mean and std must be numbers or have shape \(d,\), got \(2, 2\)"):
+        impulse_response(solvers.ab1, path, mean=np.zeros((2, 2)), std=1.0)
+    with pytest.raises(TypeError, match="path must be a Path, got ndarray"):
+        impulse_response(solvers.ab1, np.zeros(3), mean=0.0, std=1.0)
+
+
+def test_random_grids_of_the_wrong_things():
+    with pytest.raises(TypeError, match="schedule must be a Schedule, got str"):
+        random_ratio_grid("edm", 8)
+    with pytest.raises(ValueError, match="start and stop must be two finite numbers, got 'a' and 1"):
+        random_ratio_nodes("a", 1.0, 8)
