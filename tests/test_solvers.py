@@ -1573,7 +1573,7 @@ def test_orders_may_be_integers_of_numpy():
 
 @given(st.text().filter(lambda s: s not in {"ramp", "runge_kutta"}))
 def test_unknown_starts(start):
-    with pytest.raises(ValueError, match="start must be one of .'runge_kutta', 'ramp'., got"):
+    with pytest.raises(ValueError, match=r"start must be one of \('runge_kutta', 'ramp'\), got"):
         adams_bashforth(path_of_four(), 2, start=start)
 
 
