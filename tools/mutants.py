@@ -63,6 +63,7 @@ MODULES = {
     "solvers": ["solvers.py", "_tables.py", "_runner.py"],
     "grids": ["grids.py"],
     "oracles": ["oracles.py"],
+    "parameterization": ["parameterization.py", "_targets.py", "_weights.py", "_laws.py", "_times.py"],
     "kernels/gaussian": ["kernels/gaussian.py"],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
