@@ -23,6 +23,7 @@ __all__ = [
     "constant",
     "convert",
     "copy",
+    "differentiable",
     "differentiate_as",
     "exp_of_temporary",
     "is_jax",
@@ -658,6 +659,22 @@ def exp_of_temporary(x: Array) -> Array:
         The exponentials.
     """
     return np.exp(x, out=x) if array_api_compat.is_numpy_array(x) else namespace(x).exp(x)
+
+
+def differentiable(x: Array) -> bool:
+    """Whether the library of `x` differentiates: JAX or PyTorch.
+
+    Parameters
+    ----------
+    x : array
+        Any array.
+
+    Returns
+    -------
+    bool
+        False for NumPy and others.
+    """
+    return is_jax(x) or array_api_compat.is_torch_array(x)
 
 
 def linearised(function: Callable[[Array], Array], x: Array) -> tuple[Array, Callable[[Array], Array]]:

@@ -198,7 +198,7 @@ def statistics(layer: Layer, inputs: Inputs, constants: Constants) -> Statistics
     tokens = inputs.hidden.shape[0]
 
     def block(found: Statistics, row: Any, rows: int) -> Statistics:
-        return _store(found, row, _of_tokens(layer, inputs, constants, (row, rows), None)[0])
+        return Statistics(*_store(found, row, _of_tokens(layer, inputs, constants, (row, rows), None)[0]))
 
     start = _empty(layer, constants, inputs.hidden, (0, tokens))
     return Statistics(*over(tokens, layer.blocks.tokens, block, start, inputs.hidden))
@@ -229,7 +229,7 @@ def statistics_and_logits(layer: Layer, inputs: Inputs, constants: Constants) ->
         z = _backend.filled(inputs.hidden, (rows, vocabulary), 0.0, layer.dtype)
         part, z = _of_tokens(layer, inputs, constants, (row, rows), z)
         z = xp.maximum(z - part.max[:, None], xp.asarray(float(xp.finfo(xp.float16).min), dtype=layer.dtype))
-        return _store(found, row, part), _backend.write(kept, row, xp.astype(z, xp.float16))
+        return Statistics(*_store(found, row, part)), _backend.write(kept, row, xp.astype(z, xp.float16))
 
     start = _empty(layer, constants, inputs.hidden, (0, tokens))
     kept = _backend.filled(inputs.hidden, (tokens, vocabulary), 0.0, xp.float16)
@@ -327,8 +327,10 @@ def statistics_and_gradients(
     inputs: Inputs,
     constants: Constants,
     coefficients: Callable[[Statistics, Any, int], Coefficients],
+    *,
     wanted: tuple[bool, bool, bool],
-) -> tuple[Statistics, tuple[Array | None, Array | None, Array | None]]:
+    record: Callable[[Statistics], tuple[Array | None, ...]],
+) -> tuple[tuple[Array | None, ...], tuple[Array | None, Array | None, Array | None]]:
     """Statistics and gradients in one sweep of three products; the logits of a block of tokens are kept meanwhile.
 
     Parameters
@@ -343,11 +345,13 @@ def statistics_and_gradients(
         ``coefficients(statistics, row, rows)`` of the loss for the tokens from `row` on.
     wanted : tuple of bool
         For hidden states, weight and bias: which to compute.
+    record : callable
+        What to keep of the statistics of a block: each array is memory for all tokens.
 
     Returns
     -------
     tuple
-        Statistics, and the gradients as in `gradients` but all of them in the dtype of sums.
+        What `record` keeps, and the gradients as in `gradients` but all of them in the dtype of sums.
     """
     hidden, weight, bias, _ = inputs
     xp = _backend.namespace(hidden)
@@ -380,19 +384,19 @@ def statistics_and_gradients(
         )
         if wanted[0]:
             of_hidden = _backend.write(of_hidden, row, of_rows)
-        return _store(found, row, part), of_hidden, of_weight, of_bias
+        return _store(found, row, record(part)), of_hidden, of_weight, of_bias
 
     def zeros(shape: tuple[int, ...]) -> Array:
         return _backend.filled(hidden, shape, 0.0, layer.dtype)
 
     start = (
-        _empty(layer, constants, hidden, (0, tokens)),
+        record(_empty(layer, constants, hidden, (0, tokens))),
         zeros(hidden.shape) if wanted[0] else None,
         zeros(weight.shape) if wanted[1] else None,
         zeros(bias.shape) if wanted[2] and bias is not None else None,
     )
     found, *grads = over(tokens, layer.blocks.tokens, block, start, hidden)
-    return Statistics(*found), tuple(grads)
+    return found, tuple(grads)
 
 
 def _of_tokens(
@@ -492,9 +496,9 @@ def _empty(layer: Layer, constants: Constants, like: Array, rows: tuple[Any, int
     return Statistics(full(lowest), full(0.0), full(0.0), full(0.0) if layer.spread else None, top)
 
 
-def _store(found: Statistics, row: Any, part: Statistics) -> Statistics:
+def _store(found: tuple[Array | None, ...], row: Any, part: tuple[Array | None, ...]) -> tuple[Array | None, ...]:
     pairs = zip(found, part, strict=True)
-    return Statistics(*(None if a is None else _backend.write(a, row, b) for a, b in pairs))
+    return tuple(None if a is None else _backend.write(a, row, b) for a, b in pairs)
 
 
 def _cut(records: tuple[Any, ...], row: Any, rows: int) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ none of them. Equations: :doc:`/cross_entropy`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import _backend
@@ -256,7 +257,9 @@ def losses(weights: Weights, lse: Array, nll: Array, spread: Array | None) -> Ar
     return loss if weights.square is None else loss + weights.square * (lse * lse)
 
 
-def attach(problem: Problem, weights: Weights, save: str, *, total: bool) -> tuple[Array, Array, Array | None]:
+def attach(
+    problem: Problem, weights: Weights, save: str, *, total: bool, with_lse: bool
+) -> tuple[Array, Array | None, Array | None]:
     """Loss, log-sum-exp and largest class, with derivatives in reverse mode by the hand-written pair.
 
     Parameters
@@ -269,6 +272,8 @@ def attach(problem: Problem, weights: Weights, save: str, *, total: bool) -> tup
         One of `SAVES`: what the forward sweep leaves to the backward one.
     total : bool
         Whether the loss is the sum over tokens.
+    with_lse : bool
+        Whether the log-sum-exp is wanted.
 
     Returns
     -------
@@ -276,16 +281,21 @@ def attach(problem: Problem, weights: Weights, save: str, *, total: bool) -> tup
         Loss of shape () or (N,), log-sum-exp (N,), largest class (N,).
     """
     if save == "gradients" and total:
-        return _attach_total(problem, weights)
+        return _attach_total(problem, weights, with_lse=with_lse)
     lse, nll, spread, top = _attach_tokens(problem, keep=save == "logits")
     loss = losses(weights, lse, nll, spread)
     return (_backend.namespace(loss).sum(loss) if total else loss), lse, top
 
 
 def value_and_gradients(
-    problem: Problem, weights: Weights, save: str, wanted: tuple[bool, bool, bool, bool]
-) -> tuple[Statistics, tuple[Array | None, ...]]:
-    """Statistics, and gradients of the sum of `losses` for hidden states, weight, bias and scale.
+    problem: Problem,
+    weights: Weights,
+    save: str,
+    *,
+    wanted: tuple[bool, ...],
+    record: Callable[[Statistics], tuple[Array | None, ...]],
+) -> tuple[tuple[Array | None, ...], tuple[Array | None, ...]]:
+    """What the sweep found, and gradients of the sum of `losses` for hidden states, weight, bias and scale.
 
     Parameters
     ----------
@@ -297,11 +307,13 @@ def value_and_gradients(
         "gradients" for one sweep of three products; else two sweeps.
     wanted : tuple of bool
         Which gradients to compute.
+    record : callable
+        What to keep of the statistics.
 
     Returns
     -------
     tuple
-        Statistics; four gradients, in dtypes of their own.
+        What `record` keeps; four gradients, in the dtype of sums or their own.
     """
     mass = _mass(problem)
 
@@ -316,13 +328,19 @@ def value_and_gradients(
 
     needed = _needed(problem, wanted)
     if save == "gradients":
-        found, raw = statistics_and_gradients(
-            problem.layer, problem.inputs, problem.constants, lambda s, row, rows: pull(s, slice_of(row, rows)), needed
+        kept, raw = statistics_and_gradients(
+            problem.layer,
+            problem.inputs,
+            problem.constants,
+            lambda s, row, rows: pull(s, slice_of(row, rows)),
+            wanted=needed,
+            record=record,
         )
     else:
         found = statistics(problem.layer, problem.inputs, problem.constants)
+        kept = record(found)
         raw = gradients(problem.layer, problem.inputs, problem.constants, found, pull(found, weights), wanted=needed)
-    return found, _scaled(problem.inputs, raw, wanted)
+    return kept, _scaled(problem.inputs, raw, wanted)
 
 
 def _attach_tokens(problem: Problem, *, keep: bool) -> tuple[Array, Array, Array | None, Array | None]:
@@ -363,45 +381,50 @@ def _attach_tokens(problem: Problem, *, keep: bool) -> tuple[Array, Array, Array
     return _backend.join(value, forward, backward, tuple(problem.inputs), tuple(problem.constants))  # pyright: ignore[reportReturnType]
 
 
-def _attach_total(problem: Problem, weights: Weights) -> tuple[Array, Array, Array | None]:
+def _attach_total(problem: Problem, weights: Weights, *, with_lse: bool) -> tuple[Array, Array | None, Array | None]:
     layer = problem.layer
 
     def again(inputs: Any, constants: Any) -> tuple[Problem, Weights]:
         return problem._replace(inputs=Inputs(*inputs[:4]), constants=Constants(*constants)), Weights(*inputs[4:])
 
-    def results(call: Problem, part: Weights, found: Statistics) -> tuple[Any, Any]:
-        lse, nll, spread = quantities(call, found)
+    def total(part: Weights, lse: Array, nll: Array, spread: Array | None) -> Array:
         loss = losses(part, lse, nll, spread)
-        return (_backend.namespace(loss).sum(loss), lse, found.top), (lse, nll, spread)
+        return _backend.namespace(loss).sum(loss)
 
     def value(inputs: Any, constants: Any) -> Any:
         call, part = again(inputs, constants)
-        return results(call, part, statistics(layer, call.inputs, call.constants))[0]
+        found = statistics(layer, call.inputs, call.constants)
+        lse, nll, spread = quantities(call, found)
+        return total(part, lse, nll, spread), lse if with_lse else None, found.top
 
     def forward(inputs: Any, constants: Any, wanted: Any) -> Any:
         call, part = again(inputs, constants)
-        found, grads = value_and_gradients(call, part, "gradients", wanted[:4])
-        outputs, parts = results(call, part, found)
-        asked = (wanted[6], wanted[4], wanted[5])
-        parts = tuple(p if w else None for p, w in zip(parts, asked, strict=True))
-        return outputs, (*grads, found.max, found.sum, *parts)
+
+        def record(found: Statistics) -> Any:
+            lse, nll, spread = quantities(call, found)
+            peak = (found.max, found.sum) if with_lse else (None, None)
+            return (lse if with_lse or part.square is not None else None), nll, spread, found.top, *peak
+
+        found, grads = value_and_gradients(call, part, "gradients", wanted=wanted[:4], record=record)
+        lse, nll, spread, top, *peak = found
+        parts = (nll if wanted[4] else None, spread if wanted[5] else None, lse if wanted[6] else None)
+        return (total(part, lse, nll, spread), lse if with_lse else None, top), (*grads, *parts, *peak)
 
     def backward(inputs: Any, constants: Any, saved: Any, cotangents: Any, wanted: Any) -> Any:
         call, _ = again(inputs, constants)
-        grads, (peak, total), (lse, nll, spread) = saved[:4], saved[4:6], saved[6:]
+        grads, (nll, spread, lse), (peak, mass) = saved[:4], saved[4:7], saved[7:]
         of_loss, of_lse = cotangents[:2]
-        xp = _backend.namespace(peak)
         out: list[Any] = [None] * 7
         if of_loss is not None:
             parts = (*grads, nll, spread, None if lse is None else lse * lse)
             out = [None if g is None else of_loss * g for g in parts]
         if of_lse is not None:
-            zero = xp.zeros_like(peak)
+            zero = _backend.namespace(of_lse).zeros_like(of_lse)
             raw = gradients(
                 layer,
                 call.inputs,
                 call.constants,
-                Statistics(peak, total, zero, None, None),
+                Statistics(peak, mass, zero, None, None),
                 Coefficients(of_lse, zero, None),
                 wanted=_needed(call, wanted[:4]),
             )
@@ -409,7 +432,8 @@ def _attach_total(problem: Problem, weights: Weights) -> tuple[Array, Array, Arr
             out[:4] = [b if a is None else a if b is None else a + b for a, b in zip(out[:4], more, strict=True)]
         return tuple(None if g is None else _backend.cast(g, x.dtype) for g, x in zip(out, inputs, strict=True))
 
-    return _backend.join(value, forward, backward, (*problem.inputs, *weights), tuple(problem.constants))  # pyright: ignore[reportReturnType]
+    inputs = (*problem.inputs, *weights)
+    return _backend.join(value, forward, backward, inputs, tuple(problem.constants))  # pyright: ignore[reportReturnType]
 
 
 def _mass(problem: Problem) -> Any:

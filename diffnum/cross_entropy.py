@@ -17,16 +17,19 @@ from . import _backend
 from ._arguments import choose
 from ._linear_cross_entropy import statistics
 from ._linear_loss import SAVES, attach, losses, prepare, quantities, value_and_gradients, weigh
+from ._memory import Memory, linear_cross_entropy_bytes
 from ._vocabulary import TopK, argmax, entropy, sample, softmax_embed, top_k
 
 __all__ = [
     "Extras",
     "Gradients",
+    "Memory",
     "TopK",
     "argmax",
     "entropy",
     "linear_cross_entropy",
     "linear_cross_entropy_and_grad",
+    "linear_cross_entropy_bytes",
     "sample",
     "softmax_embed",
     "top_k",
@@ -202,7 +205,7 @@ def linear_cross_entropy(
         loss, top = losses(weights, lse, *rest), found.top
         loss = _backend.namespace(loss).sum(loss) if total else loss
     else:
-        loss, lse, top = attach(problem, weights, save, total=total)
+        loss, lse, top = attach(problem, weights, save, total=total, with_lse=return_lse)
     return _results(problem, reduction, loss, lse if return_lse else None, top)
 
 
@@ -294,14 +297,17 @@ def linear_cross_entropy_and_grad(
         factor = _cotangent(problem, cotangent, problem.shape if reduction == "none" else ())
         pulled = type(weights)(*(None if a is None else a * factor for a in weights))
     given = tuple(a is not None for a in problem.inputs)
-    found, grads = value_and_gradients(problem, pulled, save, given)  # pyright: ignore[reportArgumentType]
+
+    def record(found: Any) -> Any:
+        return (*quantities(problem, found), found.top)
+
+    (lse, nll, spread, top), grads = value_and_gradients(problem, pulled, save, wanted=given, record=record)
     pairs = zip(grads, problem.inputs, strict=True)
     of_hidden, *others = (None if g is None or x is None else _backend.cast(g, x.dtype) for g, x in pairs)
-    xp = _backend.namespace(found.max)
-    lse, *rest = quantities(problem, found)
-    loss = losses(weights, lse, *rest)
+    xp = _backend.namespace(of_hidden)
+    loss = losses(weights, lse, nll, spread)
     loss = loss if reduction == "none" else xp.sum(loss)
-    result = _results(problem, reduction, loss, lse if return_lse else None, found.top)
+    result = _results(problem, reduction, loss, lse if return_lse else None, top)
     return result, Gradients(xp.reshape(of_hidden, (*problem.shape, weight.shape[1])), *others)
 
 
