@@ -15,6 +15,9 @@ from diffnum.schedules import Level, Schedule, check_schedule
 
 __all__ = ["choose", "finite", "grid", "instance", "levels", "number", "per_step"]
 
+_LEAST = 1e-50
+"""Least alpha and sigma but 0; weights of order 4 hold cubes of quotients of ratios, which must not overflow."""
+
 
 def levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
     """Levels at `t`, in the array library that `t` and the parameters `beside` it share.
@@ -51,7 +54,17 @@ def levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
             msg = f"t must lie in {ends} for {schedule.name}, got {known[0]} to {known[-1]}"
             raise ValueError(msg)
     xp = namespace(t, *beside)
-    return schedule.level(t if xp is namespace(t) else xp.asarray(t))
+    found = schedule.level(t if xp is namespace(t) else xp.asarray(t))
+    for name, part in (("alpha", found.alpha), ("sigma", found.sigma)):
+        values = concrete(part)
+        if values is not None:
+            values = values.astype(np.float64)
+            outside = (values != 0.0) & ~((values >= _LEAST) & (values <= 1.0 / _LEAST))
+            if outside.any():
+                got = values[outside][0]
+                msg = f"t must have {name} of 0 or in [{_LEAST:g}, {1.0 / _LEAST:g}], got {name} = {got:g}"
+                raise ValueError(msg)
+    return found
 
 
 def grid(t: Array, *, decreasing: bool) -> Array:

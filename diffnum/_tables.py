@@ -544,7 +544,12 @@ def _lagrange(places: Sequence[Any], i: int) -> list[Any]:
     """Coefficients of the polynomial that is 1 at place i and 0 at the others."""
     coefficients: list[Any] = [1.0]
     for other in (*places[:i], *places[i + 1 :]):
-        scale = 1.0 / (places[i] - other)
+        gap = places[i] - other
+        known = None if isinstance(gap, float) else concrete(gap)
+        if known is not None and not known.all():
+            msg = "t must have steps whose lengths differ less: in the path's coordinate two nodes round to one place"
+            raise ValueError(msg)
+        scale = 1.0 / gap
         shifted, kept = [0.0, *coefficients], [*coefficients, 0.0]
         coefficients = [(up - other * down) * scale for up, down in zip(shifted, kept, strict=True)]
     return coefficients

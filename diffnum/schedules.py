@@ -398,7 +398,7 @@ def edm(*, sigma_min: float = 0.002, sigma_max: float = 80.0) -> Schedule:
         return namespace(t).ones_like(t), t
 
     def time(log_snr: Array) -> Array:
-        return namespace(log_snr).exp(-log_snr)
+        return _exp(-log_snr)
 
     def rate(t: Array) -> Array:
         return 2.0 * t
@@ -793,7 +793,7 @@ def _pair_at(geometry: str, log_snr: Array) -> Pair:
     """(alpha, sigma) at a log-SNR: exact at +-inf, no cancellation, derivatives right at 0 and finite at +-inf."""
     xp = namespace(log_snr)
     if geometry == "ve":
-        return xp.ones_like(log_snr), xp.exp(-log_snr)
+        return xp.ones_like(log_snr), _exp(-log_snr)
     negative = log_snr < 0
     # Not exp(-abs(.)): at 0 libraries differentiate abs as 0 or as 1, and the derivative of alpha comes out wrong.
     small = xp.exp(xp.where(negative, log_snr, -log_snr))
@@ -821,6 +821,13 @@ def _log_ratio(alpha: Array, sigma: Array) -> Array:
     )
     ratio = xp.where(no_signal, xp.full_like(ratio, -math.inf), ratio)
     return xp.where(no_noise, xp.full_like(ratio, math.inf), ratio)
+
+
+def _exp(x: Array) -> Array:
+    """Exponential, infinite where it overflows, without a warning."""
+    xp = namespace(x)
+    over = x > math.log(float(xp.finfo(x.dtype).max)) * (1.0 - float(xp.finfo(x.dtype).eps))
+    return xp.where(over, xp.full_like(x, math.inf), xp.exp(xp.where(over, xp.zeros_like(x), x)))
 
 
 def _sqrt(x: Array) -> Array:

@@ -2024,3 +2024,37 @@ def test_paths_keep_their_own_copies() -> None:
     centre += 1.0
     assert values(made) == before
     assert values(built()) != before
+
+
+# -- levels that floating point cannot hold ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [*ODE_PATHS.values(), functools.partial(paths.x0, coordinate="ratio")])
+def test_levels_out_of_range_are_refused(make: Any) -> None:
+    """Their quotients, squares and cubes would overflow in the weights; 0 is a limit and welcome."""
+    for sigma_min, sigma_max, shown in ((1e-300, 1.0, "1e-300"), (5e-324, 1.0, "4.94066e-324"), (0.1, 1e51, r"1e\+51")):
+        schedule = schedules.edm(sigma_min=sigma_min, sigma_max=sigma_max)
+        with pytest.raises(ValueError, match=rf"t must have sigma of 0 or in \[1e-50, 1e\+50\], got sigma = {shown}"):
+            make(schedule, grids.karras(schedule, 6))
+    with pytest.raises(ValueError, match="t must have alpha of 0 or in"):
+        make(schedules.vp_linear(beta_max=500.0), np.asarray([1.0, 0.5]))
+
+
+@pytest.mark.parametrize("method", [ab1, ab2, ab3, ab4])
+@pytest.mark.parametrize("ratio", [False, True])
+def test_levels_in_range_are_finite_or_refused(method: Any, ratio: bool) -> None:
+    """Steps of up to e^60: where nodes round to one place, an error says so; where they do not, weights are finite."""
+    refused = 0
+    for sigma_min in (1e-49, 1e-40, 1e-20, 1e-10):
+        schedule = schedules.edm(sigma_min=sigma_min)
+        for grid in (grids.karras, grids.uniform, grids.uniform_log_snr):
+            for make in (paths.x0, paths.noise):
+                path = make(schedule, grid(schedule, 3), coordinate="ratio" if ratio else "log_snr")
+                far = path.start.sigma[1] * 1e16 < path.start.sigma[0]
+                if far and ratio and make is paths.x0 and method in {ab3, ab4}:
+                    with pytest.raises(ValueError, match="t must have steps whose lengths differ less"):
+                        method(lambda x, level: 0.5 * x, np.ones(2), path)
+                    refused += 1
+                else:
+                    assert np.isfinite(method(lambda x, level: 0.5 * x, np.ones(2), path)).all()
+    assert (refused > 0) == (ratio and method in {ab3, ab4})

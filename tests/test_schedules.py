@@ -1057,3 +1057,17 @@ def test_things_that_are_no_schedule(wrong):
     for make in (lambda s: schedules.shift(s, 2.0), schedules.zero_terminal_snr, schedules.truncate):
         with pytest.raises(TypeError, match=f"schedule must be a Schedule, got {type(wrong).__name__}"):
             make(wrong)
+
+
+@pytest.mark.claim("schedules-geometry")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_noise_beyond_the_largest_number_is_infinite(dtype):
+    """sigma = exp(-lambda) overflows to its limit without a warning, and to nothing below it."""
+    largest = float(np.log(np.finfo(dtype).max))
+    for schedule in (schedules.edm(), schedules.ve(), schedules.shift(schedules.edm(), 3.0)):
+        level = schedule.level_at(np.asarray([-1e5, -largest - 1.0, -np.inf, 1e5, np.inf], dtype=dtype))
+        assert level.sigma.tolist() == [np.inf, np.inf, np.inf, 0.0, 0.0]
+        assert level.alpha.tolist() == [1.0] * 5
+        near = schedule.level_at(np.asarray([-largest + 0.01], dtype=dtype)).sigma
+        np.testing.assert_allclose(near, np.exp(np.asarray([largest - 0.01], dtype=dtype)), rtol=0)
+    assert schedules.edm().time(np.asarray([-1e5], dtype=dtype)).tolist() == [np.inf]
