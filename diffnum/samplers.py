@@ -195,7 +195,7 @@ def churn_strength(
     >>> from diffnum import grids, samplers, schedules
     >>> edm = schedules.edm()
     >>> t = grids.karras(edm, 5)
-    >>> samplers.churn_strength(edm, t, s_churn=1.0, s_tmin=0.05, s_tmax=50.0).tolist()
+    >>> samplers.churn_strength(edm, t, s_churn=1.0, s_tmin=0.1, s_tmax=50.0).tolist()
     [0.0, 0.2, 0.2, 0.2, 0.0]
     """
     number("s_churn", s_churn, least=0.0)
@@ -451,7 +451,8 @@ def _entry(
     build, where, eta, options = _PATHS[path]
     tabulate, how, evaluations = _METHODS[method]
     ode, weak, *differs = (*claims, None) if len(claims) == 1 else claims
-    strong = None if weak is None else 1
+    # a restart draws as often whatever the number of steps: between its draws it is an ODE
+    strong = None if weak is None else ode if eta == "restart" else 1
     return Sampler(
         title=title,
         source=source,

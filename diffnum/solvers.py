@@ -96,10 +96,10 @@ STIFF_3 = Method("stiff Runge-Kutta 3", 3, (0.0, 1 / 4, 1 / 2, 3 / 4), ((0,), (0
 STIFF_4 = Method(
     "stiff Runge-Kutta 4",
     4,
-    (0.0, 0.25, 0.25, 0.5, 0.5, 1.0),
-    ((0,), (0, 1), (0, 1), (0, 2, 3), (0, 2, 3), (0, 4, 5)),
+    (0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.9),
+    ((0,), (0, 1), (0, 1), (0, 2, 3), (0, 2, 3), (0, 2, 3), (0, 4, 5, 6)),
 )
-"""Six evaluations, the last two from quadratic interpolation; order 4, stiff order conditions included."""
+"""Seven evaluations, the last three from quadratic interpolation; order 4, stiff order conditions included."""
 
 _STARTERS = {3: (MIDPOINT,), 4: (RUNGE_KUTTA_3, RUNGE_KUTTA_3)}
 _ADAMS_BASHFORTH = tuple(Method(f"Adams-Bashforth {k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in range(1, 5))
@@ -277,10 +277,11 @@ def multistep(path: Path, ladder: Sequence[Method]) -> Table:
         raise ValueError(msg)
     plan: list[Method] = []
     usable = 0
-    for starts, stops in zip(_finite(path, path.start), _finite(path, path.stop), strict=True):
+    finite = zip(_finite(path, path.start), _finite(path, path.stop), _regular(path, path.stop), strict=True)
+    for starts, stops, regular in finite:
         method = ladder[min(usable, len(ladder) - 1)]
         if starts and stops:
-            plan.append(method)
+            plan.append(method if regular else _regular_at_end(method))
             usable += 1
         else:
             plan.append(EULER._replace(corrector=method.corrector, rule=method.rule) if method.corrector else EULER)
@@ -332,8 +333,8 @@ def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Tab
     method : Method
         A method without history: `EULER`, `MIDPOINT`, `HEUN`, `RUNGE_KUTTA_3`, ... or one of your own.
     end : Method, optional
-        Method of steps at whose end f is singular (sigma = 0), for a `method` that evaluates there or counts its stages
-        in log-SNR. By default one that keeps the order: `MIDPOINT`, above order 2 `RUNGE_KUTTA_3`.
+        Method of steps at whose end f is singular (sigma = 0). By default `method`, unless it evaluates there or counts
+        its stages in log-SNR; then one that keeps the order, `MIDPOINT` or, above order 2, `RUNGE_KUTTA_3`.
 
     Returns
     -------
@@ -348,7 +349,7 @@ def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Tab
     Notes
     -----
     The weights are :eq:`solvers-weights`, the rows :eq:`solvers-one-state`. Where f is singular at the end of a step
-    (sigma = 0), a method that evaluates there gives way to `end`; where the coordinate is infinite, to `EULER`:
+    (sigma = 0), a method that cannot end there gives way to `end`; where the coordinate is infinite, to `EULER`:
     :eq:`solvers-ends`. On a grid that JAX traces all levels count as regular: there `MIDPOINT` can end at sigma = 0,
     `HEUN` cannot.
 
@@ -365,16 +366,13 @@ def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Tab
     if method.history:
         msg = f"method must not look at earlier steps, got {method.name} with {method.history}"
         raise ValueError(msg)
-    if end is None:
-        end = MIDPOINT if method.order <= 2 else RUNGE_KUTTA_3
-    needs_end = 1.0 in method.stages or method.clock == "log_snr"
     plan = []
     finite = zip(_finite(path, path.start), _finite(path, path.stop), _regular(path, path.stop), strict=True)
     for starts, stops, regular in finite:
         if not (starts and stops):
             plan.append(EULER)
         else:
-            plan.append(method if regular or not needs_end else end)
+            plan.append(method if regular else end or _regular_at_end(method))
     return assemble(path, plan)
 
 
@@ -689,6 +687,13 @@ def _finite(path: Path, level: Level) -> list[bool]:
     """Whether the path's coordinate is finite at each level; taken for granted on a traced grid."""
     known = concrete(path.coordinate(level))
     return [True] * path.steps if known is None else np.isfinite(known).tolist()
+
+
+def _regular_at_end(method: Method) -> Method:
+    """The method itself, or one of its order that can take a step to where f cannot be evaluated."""
+    if not (1.0 in method.stages or method.clock == "log_snr"):
+        return method
+    return MIDPOINT if method.order <= 2 else RUNGE_KUTTA_3
 
 
 def _regular(path: Path, level: Level) -> list[bool]:

@@ -1,0 +1,1040 @@
+"""Named samplers: published ones against their papers written out, three orders each, ends, etas, backends."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import reference_samplers as published
+import reference_solvers as reference
+from scipy.interpolate import CubicSpline
+
+from diffnum import grids, paths, samplers, schedules
+from diffnum._rules import half_end, half_moment, half_second_moment, uniform_places
+from diffnum.samplers import SAMPLERS, Sampler, churn_strength, restart, tau_interval
+from diffnum.schedules import Level, Schedule
+from diffnum.solvers import HEUN, Method, adams_bashforth, adams_moulton, multistep, runge_kutta, solve, two_stage
+
+PUBLISHED = 1e-10
+"""Relative: the same numbers on graded grids, up to the rounding of quadratures and divided differences."""
+DIFFERENT = 1e-5
+"""What a wrong weight changes at the least on the same grids."""
+ORDER_TOLERANCE = {1: 0.1, 2: 0.1, 3: 0.1, 4: 0.15}
+"""Deviation of a local slope from the order, on both sides; a wrong weight moves it by 1."""
+
+FLOW, VP, EDM = schedules.rectified_flow(), schedules.vp_linear(), schedules.edm(sigma_min=0.01)
+ALL, VE = {"vp": VP, "flow": FLOW, "ve": EDM}, {"ve": EDM}
+PEAKS = reference.TwoPeaks()
+STARTS = np.array([-1.3, -0.4, 0.3, 0.9, 1.7])
+STEPS = 8
+
+SLOW = pytest.mark.slow
+
+
+def graded(seed: int) -> np.ndarray:
+    """Log-SNRs from -1.4 to 2.2 whose steps have random ratios up to 30."""
+    widths = 30.0 ** np.random.default_rng(seed).uniform(0.0, 1.0, STEPS)
+    return np.concatenate([[-1.4], -1.4 + 3.6 * np.cumsum(widths) / np.sum(widths)])
+
+
+def prescribed(row: int, like: Any = None) -> np.ndarray:
+    """Draw number `row`: the same numbers for the library and for the transcription."""
+    return np.random.default_rng(100 + int(row)).standard_normal(STARTS.shape)
+
+
+def points(schedule: Schedule, t: np.ndarray) -> list[reference.Point]:
+    return [tuple(map(float, parts)) for parts in zip(*schedule.level(t), strict=True)]
+
+
+def slow_tau(rho: Any) -> Any:
+    """A stochasticity that differs from step to step."""
+    return 0.4 + 0.2 * np.exp(-rho)
+
+
+def etas_of_tau(levels: list[reference.Point]) -> list[float]:
+    return [float(slow_tau(a[2] / a[1])) for a in levels[:-1]]
+
+
+# -- published samplers -----------------------------------------------------------------------------------------------
+
+CHURN = {"s_churn": 2.0, "s_tmin": 0.15, "s_tmax": 3.0, "s_noise": 1.02}
+JUMPS = [(2, 4, 2), (5, 7, 1)]
+
+
+def gammas(levels: list[reference.Point]) -> list[float]:
+    """Karras et al. (2022), algorithm 2, line 4."""
+    most = min(CHURN["s_churn"] / STEPS, math.sqrt(2.0) - 1.0)
+    return [most if CHURN["s_tmin"] <= a[2] / a[1] <= CHURN["s_tmax"] else 0.0 for a in levels[:-1]]
+
+
+def in_time(schedule: Schedule, levels: list[reference.Point]) -> dict[str, Any]:
+    return {
+        "clock": lambda a: a[0], "rho_of": lambda t: float(schedule.sigma(t) / schedule.alpha(t)), "order": 4
+    }  # fmt: skip
+
+
+KUTTA = {"c": [0, 0.5, 1], "a": [[], [0.5], [-1, 2]], "b": [1 / 6, 4 / 6, 1 / 6]}
+CLASSICAL = {"c": [0, 0.5, 0.5, 1], "a": [[], [0.5], [0, 0.5], [0, 0, 1]], "b": [1 / 6, 2 / 6, 2 / 6, 1 / 6]}
+
+Options = dict[str, Any]
+TRANSCRIBED: list[tuple[str, Callable[..., np.ndarray], dict[str, Schedule], Options, Any]] = [
+    ("ddim", published.ddim, ALL, {}, {}),
+    ("ddim", published.ddim, ALL, {"eta": 0.6}, {"eta": 0.6}),
+    ("ddpm", published.ddpm, ALL, {}, {}),
+    ("euler", published.ddim, ALL, {}, {}),
+    ("dpm_solver_1", published.ddim, ALL, {}, {}),
+    ("sde_dpmpp_1", published.ddpm, ALL, {}, {}),
+    ("seeds_1", published.seeds_1, ALL, {}, {}),
+    ("euler_ancestral", published.euler_ancestral, VE, {}, {"eta": 1.0}),
+    ("euler_ancestral", published.euler_ancestral, VE, {"eta": 0.7}, {"eta": 0.7}),
+    ("heun", published.heun, VE, {}, {}),
+    ("heun_churn", published.heun, VE, CHURN, lambda s, levels: {"gamma": gammas(levels), "s_noise": 1.02}),
+    ("alpha_rk2", published.alpha_rk2, VE, {"alpha": 0.7}, {"alpha": 0.7}),
+    ("dpm_2", published.dpm_2, VE, {}, {}),
+    ("dpm_2_ancestral", published.dpm_2, VE, {"eta": 0.7}, {"eta": 0.7}),
+    ("lms", published.lms, VE, {}, {}),
+    ("dpmpp_2s_ancestral", published.dpmpp_2s_ancestral, VE, {"eta": 0.7}, {"eta": 0.7}),
+    ("sde_dpmpp_2m", published.sde_2m, VE, {"eta": 0.7}, {"eta": 0.7}),
+    ("sde_dpmpp_2m_corrected", published.sde_2m, VE, {"eta": 0.7}, {"eta": 0.49, "solver": "heun"}),
+    ("sde_dpmpp_3m", published.sde_3m, VE, {"eta": 0.7}, {"eta": 0.7}),
+    ("restart", published.restart, VE, {"jumps": JUMPS}, {"jumps": JUMPS}),
+    ("ipndm", published.ipndm, ALL, {}, {}),
+    ("plms", published.plms, ALL, {}, {}),
+    ("dpm_solver_2", published.dpm_solver_2, ALL, {}, {}),
+    ("dpm_solver_3", published.dpm_solver_3, ALL, {}, {}),
+    ("dpmpp_2s", published.dpmpp_2s, ALL, {}, {}),
+    ("dpm_solver_2m", published.multistep, ALL, {}, {"order": 2, "data": False}),
+    ("dpm_solver_3m", published.multistep, ALL, {}, {"order": 3, "data": False}),
+    ("dpmpp_2m", published.multistep, ALL, {}, {"order": 2, "data": True}),
+    ("dpmpp_3m", published.multistep, ALL, {}, {"order": 3, "data": True}),
+    ("deis_t", published.deis, {"vp": VP, "ve": EDM}, {}, in_time),
+    ("deis_rho", published.deis, ALL, {}, {"clock": lambda a: a[2] / a[1], "rho_of": lambda r: r, "order": 4}),
+    ("deis_log_rho", published.deis, ALL, {}, {"clock": published.lam, "rho_of": lambda s: math.exp(-s), "order": 3}),
+    *(
+        (f"unipc_{order}_{kind}", published.unipc, ALL, {}, {"order": order, "kind": kind})
+        for order, kind in itertools.product((1, 2, 3), ("bh1", "bh2"))
+    ),
+    *(
+        (
+            "sa_solver", published.sa_solver, ALL, {"tau": slow_tau, "predictor": p, "corrector": c},
+            lambda s, levels, p=p, c=c: {"tau": etas_of_tau(levels), "predictor": p, "corrector": c},
+        )
+        for p, c in ((2, 2), (1, 2), (3, 3), (3, 4), (2, 1))
+    ),
+    ("sde_dpmpp_2s", published.sde_2s, ALL, {"eta": 0.8}, {"eta": 0.8, "noises": "exact"}),
+    ("sde_dpmpp_2s_one_noise", published.sde_2s, ALL, {"eta": 0.8}, {"eta": 0.8, "noises": "one"}),
+    ("seeds_2", published.seeds_2, ALL, {}, {}),
+    *((f"adams_moulton_{k}", published.adams_moulton, ALL, {}, {"order": k}) for k in (2, 3, 4)),
+    ("deis_rho_kutta", published.runge_kutta, ALL, {}, KUTTA),
+    ("deis_rho_rk4", published.runge_kutta, ALL, {}, CLASSICAL),
+]  # fmt: skip
+"""Name, naive loop, schedules on which it is written, options of the entry, options of the loop."""
+
+
+def distance(name: str, case: tuple[Any, ...], nodes: np.ndarray) -> float:
+    """Largest relative difference between an entry and the transcription of a case."""
+    _, loop, on, options, theirs = case
+    worst = 0.0
+    for schedule in on.values():
+        t = schedule.time(nodes)
+        levels = points(schedule, t)
+        expected = loop(
+            PEAKS.denoise, STARTS, levels, prescribed, **(theirs(schedule, levels) if callable(theirs) else theirs)
+        )
+        found = SAMPLERS[name](PEAKS.denoise, STARTS, schedule, t, rng=prescribed, **options)
+        worst = max(worst, float(np.max(np.abs(found - expected)) / np.max(np.abs(expected))))
+    return worst
+
+
+@pytest.mark.claim(
+    "samplers-rule", "samplers-half", "samplers-half-second", "samplers-uniform-places", "samplers-churn",
+    "samplers-restart", "samplers-noise-sde", "samplers-deis-time",
+)  # fmt: skip
+@pytest.mark.parametrize("case", TRANSCRIBED, ids=lambda case: case[0])
+def test_published_samplers_are_reproduced(case):
+    """Each paper's update as a loop of its own, on two random graded grids."""
+    for seed in (1, 2):
+        assert distance(case[0], case, graded(seed)) <= PUBLISHED
+
+
+CORRECTED = {
+    "dpm_solver_2_corrected": "dpm_solver_2",
+    "dpmpp_2s_corrected": "dpmpp_2s",
+    "dpm_solver_2m_corrected": "dpm_solver_2m",
+    "dpm_solver_3m_corrected": "dpm_solver_3m",
+    "dpmpp_2m_corrected": "dpmpp_2m",
+    "dpmpp_3m_corrected": "dpmpp_3m",
+    "unipc_3_corrected": "unipc_3_bh1",
+    "lms": "ipndm",
+    "unipc_2_bh1": "unipc_2_bh2",
+    "midpoint": "dpm_2",
+}
+
+
+@pytest.mark.claim("samplers-half", "samplers-half-second", "samplers-uniform-places")
+@pytest.mark.parametrize("name", [name for name in CORRECTED if name in SAMPLERS])
+def test_what_a_published_sampler_does_differently_shows(name):
+    """Negative control: the corrected entry does not reproduce the published loop."""
+    (case,) = [case for case in TRANSCRIBED if case[0] == CORRECTED[name]]
+    if name == "lms":
+        case = (*case[:2], VE, *case[3:])
+    assert distance(name, case, graded(1)) > DIFFERENT
+
+
+def pec(
+    formulas: list[reference.Formula], levels: list[reference.Point], x: np.ndarray, *, predictor: int, corrector: int
+) -> np.ndarray:
+    """Predictor-corrector with two states, quadrature of the Lagrange basis, the formula of each step."""
+    c = formulas[0].centre
+    y = before = x - levels[0][1] * c
+    values: list[np.ndarray] = []
+    for n, a in enumerate(levels[:-1]):
+        p, q = formulas[n].target(a)
+        values.insert(0, p * y + q * (PEAKS.denoise(y + a[1] * c, a) - c))
+
+        def step(m: int, y: np.ndarray, chosen: range) -> np.ndarray:
+            formula, start, stop = formulas[m], levels[m], levels[m + 1]
+            nodes = [formula.coordinate(levels[len(values) - 1 - j]) for j in chosen]
+            weights = reference.lagrange_weights(formula, nodes, start, stop)
+            drift = sum(w * values[j] for w, j in zip(weights, chosen, strict=True))
+            return formula.factor(start, stop) * y + drift + formula.noise(start, stop) * prescribed(m)
+
+        if n > 0:
+            y = step(n - 1, before, range(min(corrector, n + 1)))
+        before = y
+        y = step(n, y, range(min(predictor, n + 1)))
+    return y + levels[-1][1] * c
+
+
+@pytest.mark.claim("samplers-corrector", "samplers-one-state", "samplers-adams-moulton")
+@pytest.mark.parametrize(
+    ("schedule", "build", "formula"),
+    [
+        (VP, paths.x0, lambda eta: reference.x0_formula("vp")),
+        (FLOW, paths.noise, lambda eta: reference.noise_formula("flow")),
+        (FLOW, functools.partial(paths.x0, coordinate="ratio"), lambda eta: reference.x0_ratio_formula("flow")),
+        (
+            VP, functools.partial(paths.velocity, sigma_data=0.6, centre=0.3),
+            lambda eta: reference.velocity_formula("vp", 0.6, 0.3),
+        ),
+        (EDM, "x0", lambda eta: reference.x0_formula("ve", eta)),
+        (FLOW, "velocity", lambda eta: reference.velocity_formula("flow", 0.7, -0.2, eta)),
+    ],
+    ids=["x0", "noise", "x0 ratio", "velocity", "x0 eta", "velocity eta"],
+)  # fmt: skip
+@pytest.mark.parametrize("order", [2, 3])
+def test_one_state_is_enough_for_a_corrector(schedule, build, formula, order):
+    """A table adds w - v to the predicted state; the transcription keeps the state before and steps again."""
+    t = schedule.time(graded(3))
+    levels = points(schedule, t)
+    etas = np.zeros(STEPS) if callable(build) else np.linspace(0.2, 1.1, STEPS)
+    if build == "x0":
+        path = paths.x0(schedule, t, eta=etas)
+    elif build == "velocity":
+        path = paths.velocity(schedule, t, sigma_data=0.7, centre=-0.2, eta=etas)
+    else:
+        path = build(schedule, t)
+    expected = pec([formula(eta) for eta in etas], levels, STARTS, predictor=order - 1, corrector=order)
+    found = solve(PEAKS.denoise, STARTS, adams_moulton(path, order), rng=prescribed)
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11 * np.max(np.abs(expected)))
+    plain = solve(PEAKS.denoise, STARTS, adams_bashforth(path, order - 1, start="ramp"), rng=prescribed)
+    assert np.max(np.abs(plain - expected)) > DIFFERENT
+
+
+@pytest.mark.claim("samplers-one-state")
+def test_a_corrector_costs_no_evaluation_and_one_register():
+    path = paths.x0(VP, VP.time(graded(3)))
+    for order in (2, 3):
+        corrected, predicted = adams_moulton(path, order), adams_bashforth(path, order - 1, start="ramp")
+        assert corrected.evaluations == predicted.evaluations == STEPS
+        assert corrected.weights.shape[1] == order
+        # the last step is not corrected, and the first has nothing to correct
+        np.testing.assert_allclose(corrected.weights[0, corrected.slot[0]], predicted.weights[0, predicted.slot[0]])
+    assert adams_moulton(path, 4).evaluations == STEPS + 2
+
+
+def test_sa_solver_corrected_keeps_exact_weights():
+    t = VP.time(graded(2))
+    levels = points(VP, t)
+    for p, c in ((2, 2), (3, 3), (1, 4)):
+        formulas = [reference.x0_formula("vp", eta) for eta in etas_of_tau(levels)]
+        found = SAMPLERS["sa_solver_corrected"](
+            PEAKS.denoise, STARTS, VP, t, rng=prescribed, tau=slow_tau, predictor=p, corrector=c
+        )
+        expected = pec(formulas, levels, STARTS, predictor=p, corrector=c)
+        np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11 * np.max(np.abs(expected)))
+
+
+PLANS: dict[str, tuple[Schedule, reference.Formula, list[int | str], Options]] = {
+    "heun_corrected": (FLOW, reference.noise_ratio_formula("flow"), ["heun"] * STEPS, {}),
+    "dpm_solver_2_corrected": (FLOW, reference.noise_formula("flow"), ["midpoint"] * STEPS, {}),
+    "dpmpp_2s_corrected": (VP, reference.x0_formula("vp"), ["midpoint"] * STEPS, {}),
+    "dpm_solver_2m_corrected": (FLOW, reference.noise_formula("flow"), [1, *[2] * (STEPS - 1)], {}),
+    "dpm_solver_3m_corrected": (EDM, reference.noise_formula("ve"), ["midpoint", 2, *[3] * (STEPS - 2)], {}),
+    "dpmpp_2m_corrected": (VP, reference.x0_formula("vp"), [1, *[2] * (STEPS - 1)], {}),
+    "dpmpp_3m_corrected": (VP, reference.x0_formula("vp"), ["midpoint", 2, *[3] * (STEPS - 2)], {}),
+    "sde_dpmpp_3s": (VP, reference.x0_formula("vp", 0.8), ["rk3"] * STEPS, {"eta": 0.8}),
+    "sde_dpmpp_3m_corrected": (
+        VP, reference.x0_formula("vp", 0.8), ["midpoint", 2, *[3] * (STEPS - 2)], {"eta": 0.8}
+    ),
+    "velocity_sde": (
+        FLOW, reference.velocity_formula("flow", 0.7, 0.1, 0.8), [1, *[2] * (STEPS - 1)],
+        {"eta": 0.8, "sigma_data": 0.7, "centre": 0.1},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.claim("solvers-weights")
+@pytest.mark.parametrize("name", PLANS)
+def test_corrected_samplers_are_quadrature_of_the_lagrange_basis(name):
+    schedule, formula, plan, options = PLANS[name]
+    t = schedule.time(graded(2))
+    expected = reference.run(formula, points(schedule, t), plan, PEAKS.denoise, STARTS, prescribed)[-1]
+    found = SAMPLERS[name](PEAKS.denoise, STARTS, schedule, t, rng=prescribed, **options)
+    np.testing.assert_allclose(found, expected, rtol=0.0, atol=1e-11 * np.max(np.abs(expected)))
+
+
+def test_every_sampler_has_an_oracle():
+    covered = {case[0] for case in TRANSCRIBED} | set(PLANS) | {"sa_solver_corrected", "unipc_3_corrected"}
+    assert covered == set(SAMPLERS)
+    for schedule in (VP, FLOW):
+        t = schedule.time(graded(1))
+        own = solve(PEAKS.denoise, STARTS, adams_moulton(paths.x0(schedule, t), 4))
+        np.testing.assert_array_equal(SAMPLERS["unipc_3_corrected"](PEAKS.denoise, STARTS, schedule, t), own)
+
+
+# -- order on the ODE -------------------------------------------------------------------------------------------------
+
+LATE = schedules.truncate(FLOW, t_clean=0.05, t_noise=float(FLOW.time(0.5)))
+"""From a level at which the denoiser varies: there a ramp shows its order."""
+OFF: dict[str, Options] = {"path": {"eta": 0.0}, "ancestral": {"eta": 0.0}, "2M-SDE": {"eta": 0.0}, "tau": {"tau": 0.0}}
+"""No noise."""
+
+
+def grid(kind: str, schedule: Schedule, steps: int) -> np.ndarray:
+    """Uniform in log-SNR, Karras, with random ratios of the steps, or with steps of 1 and 3 in turn."""
+    if kind == "karras":
+        return grids.karras(schedule, steps)
+    ends = float(schedule.log_snr(schedule.t_noise)), float(schedule.log_snr(schedule.t_clean))
+    if kind == "random":
+        nodes = reference.random_ratio(*ends, steps)
+    else:
+        widths = np.resize([1.0, 3.0] if kind == "alternating" else [1.0], steps)
+        nodes = ends[0] + (ends[1] - ends[0]) * np.concatenate([[0.0], np.cumsum(widths) / np.sum(widths)])
+    t = schedule.time(nodes)
+    t[0], t[-1] = schedule.t_noise, schedule.t_clean
+    return t
+
+
+@functools.cache
+def exact() -> np.ndarray:
+    (first,), (last,) = points(LATE, np.array([LATE.t_noise])), points(LATE, np.array([LATE.t_clean]))
+    return PEAKS.exact(STARTS, first, last)
+
+
+def ode_slope(run: Callable[[np.ndarray], np.ndarray], kind: str, steps: tuple[int, int]) -> float:
+    errors = [reference.rms(run(grid(kind, LATE, n)) - exact()) for n in steps]
+    return float(reference.slopes(steps, errors)[0])
+
+
+def steps_for(sampler: Sampler, kind: str) -> tuple[int, int]:
+    """Slopes of ramps settle late."""
+    if "ramp" in sampler.differs or sampler.orders.ode >= 3:
+        return (480, 960)
+    return (80, 160) if sampler.orders.ode == 1 else (160, 320)
+
+
+FIXED = {"ipndm", "plms"}
+"""Their order depends on the grid."""
+
+
+@pytest.mark.claim("samplers-tampered", "samplers-corrector-order", "samplers-adams-moulton")
+@pytest.mark.parametrize("kind", ["uniform", "karras", "random"])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in {"ddpm", *FIXED}])
+def test_order_on_the_ode(name, kind):
+    sampler = SAMPLERS[name]
+    measured = ode_slope(
+        lambda t: sampler(PEAKS.denoise, STARTS, LATE, t, **OFF.get(sampler.eta, {})), kind, steps_for(sampler, kind)
+    )
+    assert abs(measured - sampler.orders.ode) <= ORDER_TOLERANCE[sampler.orders.ode], measured
+
+
+@pytest.mark.claim("samplers-uniform-places")
+@pytest.mark.parametrize("name", sorted(FIXED))
+def test_fixed_weights_are_of_order_one_and_look_better_on_smooth_grids(name):
+    def run(t: np.ndarray) -> np.ndarray:
+        return SAMPLERS[name](PEAKS.denoise, STARTS, LATE, t)
+
+    for kind in ("random", "alternating"):
+        assert abs(ode_slope(run, kind, (320, 640)) - SAMPLERS[name].orders.ode) <= 0.1
+    for kind in ("uniform", "karras"):
+        assert abs(ode_slope(run, kind, (480, 960)) - 2.0) <= 0.1
+    # variable weights keep their order there
+    assert (
+        abs(ode_slope(lambda t: SAMPLERS["lms"](PEAKS.denoise, STARTS, LATE, t), "alternating", (480, 960)) - 2) <= 0.1
+    )
+
+
+@pytest.mark.claim("samplers-half-second")
+@pytest.mark.parametrize("name", ["dpm_solver_3m", "dpmpp_3m"])
+def test_published_3m_is_of_order_two_whatever_its_start(name):
+    """Their label, 3, fails with an exact start too; the corrected method passes."""
+
+    def run(rule: Any, start: Method) -> Callable[[np.ndarray], np.ndarray]:
+        second = Method("ab2", 2, (0.0,), ((0, -1),))
+        third = Method("ab3", 3, (0.0,), ((0, -1, -2),), rule=rule)
+        form = paths.noise if name == "dpm_solver_3m" else paths.x0
+        return lambda t: solve(PEAKS.denoise, STARTS, multistep(form(LATE, t), (start, second, third)))
+
+    midpoint = two_stage(0.5)
+    assert abs(ode_slope(run(half_second_moment, midpoint), "random", (480, 960)) - 2.0) <= 0.1
+    assert abs(ode_slope(run(None, midpoint), "random", (480, 960)) - 3.0) <= 0.1
+    assert SAMPLERS[name].orders.ode == 2
+
+
+@pytest.mark.claim("samplers-corrector-order")
+def test_a_predictor_corrector_of_order_four_needs_a_start():
+    """UniPC-3 with its ramp is of order 3; with a first step of order 3 it is of order 4."""
+    assert {SAMPLERS[f"unipc_3_{kind}"].orders.ode for kind in ("bh1", "bh2")} == {3}
+
+    def run(start: str) -> Callable[[np.ndarray], np.ndarray]:
+        return lambda t: solve(PEAKS.denoise, STARTS, adams_moulton(paths.x0(LATE, t), 4, start=start))
+
+    assert abs(ode_slope(run("ramp"), "random", (480, 960)) - 3.0) <= 0.1
+    assert abs(ode_slope(run("runge_kutta"), "random", (240, 480)) - 4.0) <= 0.15
+
+
+@pytest.mark.claim("samplers-corrector-order")
+@pytest.mark.parametrize(("predictor", "corrector"), [(1, 1), (1, 2), (2, 2), (2, 3), (3, 2), (1, 3)])
+def test_the_better_of_corrector_and_predictor_plus_one(predictor, corrector):
+    """min(corrector, predictor + 1), but never below what the corrector alone has: PEC evaluates before it corrects."""
+    expected = min(corrector, predictor + 1)
+
+    def run(t: np.ndarray) -> np.ndarray:
+        return SAMPLERS["sa_solver_corrected"](
+            PEAKS.denoise, STARTS, LATE, t, tau=0.0, predictor=predictor, corrector=corrector
+        )
+
+    steps = (480, 960) if expected == 3 else (320, 640)
+    assert abs(ode_slope(run, "random", steps) - expected) <= 0.1
+
+
+@pytest.mark.claim("samplers-uniform-places")
+def test_gradient_estimation_is_of_order_one_but_for_one_factor():
+    """f_n + (gamma - 1)(f_n - f_{n-1}): 3/2 is Adams-Bashforth 2 on equal steps, the popular 2 is of order 1."""
+
+    def run(gamma: float) -> Callable[[np.ndarray], np.ndarray]:
+        def weights(moments: Any, places: Any, length: Any, steps: slice) -> Any:
+            return [moments[0], (gamma - 1.0) * moments[0]], [0.0, -1.0]
+
+        first = Method("ab1", 1, (0.0,), ((0,),))
+        second = Method("gradient estimation", 1, (0.0,), ((0, -1),), rule=weights)
+        return lambda t: solve(
+            PEAKS.denoise, STARTS, multistep(paths.noise(LATE, t, coordinate="ratio"), (first, second))
+        )
+
+    assert abs(ode_slope(run(2.0), "karras", (320, 640)) - 1.0) <= 0.1
+    assert abs(ode_slope(run(1.5), "karras", (320, 640)) - 2.0) <= 0.1
+
+
+@pytest.mark.claim("samplers-tampered")
+def test_the_price_of_a_tampered_moment():
+    """K(end) h/2 - M_1 is kappa h^2/6 and M_0/2 - M_1 is -kappa h^2/12 of K h, to leading order, for either rate."""
+    for kappa, path in ((-1.0, paths.noise), (1.0, paths.x0)):
+        h = 1e-3
+        made = path(VP, VP.time(np.array([0.0, h])))
+        moments = made.moments(made.start, made.stop, 2)
+        full = float(moments[0][0]) / h
+        for rule, price in ((half_end(kappa), 1 / 6), (half_moment, -1 / 12)):
+            used, _ = rule(moments, [0.0, -1.0], np.array([h]), slice(None))
+            found = float(used[1][0] - moments[1][0]) / (full * kappa * h**2)
+            assert found == pytest.approx(price, abs=2e-3)
+
+
+@pytest.mark.claim("samplers-rule")
+def test_rules_leave_other_numbers_of_values_alone():
+    moments, places = (np.array([1.0]), np.array([0.4]), np.array([0.2])), [0.0, -1.0, -2.5]
+    for rule in (half_moment, half_end(1.0)):
+        assert rule(moments, places, np.array([0.1]), slice(None)) == (moments, places)
+    used, kept = half_second_moment(moments, places, np.array([0.1]), slice(None))
+    assert (used[:2], used[2], kept) == (moments[:2], 0.5 * moments[2], places)
+    assert half_second_moment(moments[:2], places[:2], np.array([0.1]), slice(None)) == (moments[:2], places[:2])
+    used, kept = uniform_places(moments, places, np.array([0.1]), slice(None))
+    assert ([float(m[0]) for m in used], kept) == ([1.0, 1 / 2, 1 / 3], [-0.0, -1.0, -2.0])
+
+
+@pytest.mark.claim("samplers-uniform-places")
+def test_misplaced_parenthesis_of_variable_weights():
+    """Weights of order 3 with (1 - A B)/2 printed for (1 - A) B/2: right on equal steps only, as are fixed ones."""
+
+    def printed(h: float, h0: float, h1: float, *, misplaced: bool) -> list[float]:
+        a, b = h / (3.0 * (h + h0)), (h + h0) / (h0 + h1) * h / h1
+        last = (1.0 - a * b) / 2.0 if misplaced else (1.0 - a) * b / 2.0
+        # the value before the last has what is left of the first moment; here in units of h
+        second = (h / 2.0 + last * (h0 + h1)) / h0
+        return [1.0 + second - last, -second, last]
+
+    def residual(weights: list[float], h0: float, h1: float) -> float:
+        """Of s^2 over a step of length 1, values at 0, -h0 and -h0 - h1."""
+        return abs(weights[1] * h0**2 + weights[2] * (h0 + h1) ** 2 - 1.0 / 3.0)
+
+    path = paths.noise(EDM, np.array([4.0, 3.2, 2.9, 1.9]), coordinate="ratio")
+    table = adams_bashforth(path, 3, start="ramp")
+    ours = list(-table.weights[2, table.slot[[2, 1, 0]]])
+    assert residual(ours, 0.3, 0.8) < 1e-13
+    np.testing.assert_allclose(ours, variable_weights(1.0, 0.3, 0.8), rtol=1e-12)
+    assert residual([23 / 12, -16 / 12, 5 / 12], 0.3, 0.8) > 0.03
+    assert residual([23 / 12, -16 / 12, 5 / 12], 1.0, 1.0) < 1e-14
+    assert printed(1.0, 1.0, 1.0, misplaced=True)[2] == pytest.approx(5 / 12, abs=1e-15)
+    assert printed(1.0, 1.0, 1.0, misplaced=False)[2] == pytest.approx(5 / 12, abs=1e-15)
+    assert residual(printed(1.0, 0.3, 0.8, misplaced=False), 0.3, 0.8) < 1e-13
+    assert residual(printed(1.0, 0.3, 0.8, misplaced=True), 0.3, 0.8) > 0.03
+
+
+def variable_weights(h: float, h0: float, h1: float) -> np.ndarray:
+    """From the three moments of a constant kernel."""
+    nodes = np.array([0.0, -h0, -h0 - h1])
+    return np.linalg.solve(np.vander(nodes, 3, increasing=True).T, [h, h**2 / 2, h**3 / 3])
+
+
+# -- noise: weak and strong order -------------------------------------------------------------------------------------
+
+NOISY = schedules.truncate(FLOW, t_clean=0.05, t_noise=0.9)
+MEAN, STD = 0.8, 1.7
+STOCHASTIC = [name for name, sampler in SAMPLERS.items() if sampler.orders.weak is not None]
+WEAK_OPTIONS: dict[str, Options] = {
+    "path": {"eta": 0.6}, "ancestral": {"eta": 0.7}, "2M-SDE": {"eta": 0.4}, "tau": {"tau": 0.3},
+    "churn": {"s_churn": 5.0},
+}  # fmt: skip
+
+
+def options_of(name: str, n: int) -> Options:
+    if SAMPLERS[name].eta == "restart":
+        return {"jumps": [(n // 4, 3 * n // 4, 1)]}
+    return WEAK_OPTIONS.get(SAMPLERS[name].eta, {})
+
+
+def gaussian(x: Any, level: Any) -> Any:
+    """Denoiser of N(MEAN, STD^2)."""
+    _, alpha, sigma = level
+    return MEAN + alpha * STD**2 / (alpha**2 * STD**2 + sigma**2) * (x - alpha * MEAN)
+
+
+def response(table: Any) -> tuple[float, float, np.ndarray]:
+    """The sampler as an affine map x -> offset + gain x + sum noise_i z_i, read from unit inputs in one run."""
+
+    def unit(number: int) -> np.ndarray:
+        z = np.zeros(table.evaluations + 3)
+        z[number] = 1.0
+        return z
+
+    out = solve(gaussian, unit(1), table, rng=lambda row, like: unit(row + 2))
+    return float(out[0]), float(out[1] - out[0]), out[2:] - out[0]
+
+
+def law_error(table: Any, schedule: Schedule = NOISY) -> float:
+    """Distance of mean and variance of the output from the law at the last level, started from the law at the first."""
+    offset, gain, noise = response(table)
+    (_, alpha, sigma), (_, last_alpha, last_sigma) = points(schedule, np.array([schedule.t_noise, schedule.t_clean]))
+    mean = offset + gain * alpha * MEAN
+    variance = gain**2 * (alpha**2 * STD**2 + sigma**2) + float(np.sum(noise**2))
+    return math.hypot(mean - last_alpha * MEAN, variance - last_alpha**2 * STD**2 - last_sigma**2)
+
+
+@pytest.mark.claim("samplers-noise-sde", "samplers-restart", "samplers-churn", "samplers-tau")
+@pytest.mark.parametrize("name", STOCHASTIC)
+def test_weak_order_on_gaussian_data(name):
+    # the error of SA-Solver changes its sign at a tau near 0.8
+    steps = (640, 1280) if SAMPLERS[name].eta == "tau" else (320, 640)
+    errors = [law_error(SAMPLERS[name].table(NOISY, grid("random", NOISY, n), **options_of(name, n))) for n in steps]
+    (slope,) = reference.slopes(steps, errors)
+    assert abs(slope - SAMPLERS[name].orders.weak) <= 0.1, slope
+
+
+def shared_noise(name: str, n: int) -> float:
+    """Root mean square of the difference between n and 2n steps on one Brownian path, exactly.
+
+    The noise of a coarse row is that of the fine rows of its interval, scaled to variance 1. Inside an interval the
+    linear part changes their shares by O(h), which is below what is measured. The first rows are left out.
+    """
+    coarse, fine = (
+        SAMPLERS[name].table(NOISY, grid("uniform", NOISY, k), **options_of(name, n)) for k in (n, 2 * n)
+    )  # fmt: skip
+    last = float(NOISY.log_snr(NOISY.t_clean))
+
+    def rows(table: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Where the noise of each noisy row has arrived, its size, and what becomes of it."""
+        ends = np.append(np.asarray(table.level.log_snr)[1:], last)
+        noisy = np.asarray(table.noise) > 0.0
+        return ends[noisy], np.asarray(table.noise)[noisy], response(table)[2][:-1][noisy]
+
+    (ends, _, gains), (fine_ends, sizes, fine_gains) = rows(coarse), rows(fine)
+    if SAMPLERS[name].eta == "churn":
+        # added at the start of what follows, not at the end of what it belongs to
+        owner = np.searchsorted(ends, fine_ends + 1e-9, side="right") - 1
+    else:
+        owner = np.searchsorted(ends, fine_ends - 1e-9)
+    shares = np.where(owner == np.arange(len(ends))[:, None], sizes, 0.0)
+    shares = shares / np.sqrt(np.sum(shares**2, axis=1, keepdims=True))
+    return float(np.sqrt(np.sum((gains @ shares - fine_gains)[8:] ** 2)))
+
+
+@pytest.mark.parametrize("name", [name for name in STOCHASTIC if SAMPLERS[name].eta != "restart"])
+def test_strong_order_on_gaussian_data(name):
+    (slope,) = reference.slopes((160, 320), [shared_noise(name, n) for n in (160, 320)])
+    assert abs(slope - SAMPLERS[name].orders.strong) <= 0.1, slope
+
+
+@pytest.mark.claim("samplers-restart")
+def test_strong_order_of_restarts_is_that_of_the_ode():
+    """The same single draw for every number of steps."""
+
+    def gain(n: int) -> np.ndarray:
+        table = SAMPLERS["restart"].table(NOISY, grid("uniform", NOISY, n), **options_of("restart", n))
+        offset, start, noise = response(table)
+        (drawn,) = noise[:-1][np.asarray(table.noise) > 0.0]
+        return np.array([offset, start, drawn])
+
+    runs = [gain(n) for n in (80, 160, 320)]
+    (slope,) = reference.slopes((80, 160), [reference.rms(b - a) for a, b in itertools.pairwise(runs)])
+    assert abs(slope - SAMPLERS["restart"].orders.strong) <= 0.1
+
+
+def backward(
+    step: Callable[..., np.ndarray], t: np.ndarray, points_of: Callable[[float, float], np.ndarray]
+) -> complex:
+    """E exp(2i x) at the end of a method with two draws a step, carried back from the end by quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(16)
+    weights = weights / math.sqrt(2.0 * math.pi)
+    grid_points = np.linspace(-6.5, 6.5, 221)
+    value = lambda x: np.exp(2.0j * x)  # noqa: E731
+    for pair in reversed(list(itertools.pairwise(t))):
+        (first, last) = points(FLOW, np.array(pair))
+        x = math.hypot(first[1] * PEAKS.spread, first[2]) * grid_points
+        reach = math.hypot(last[1] * PEAKS.spread, last[2]) * grid_points[-1]
+        shape = (len(x), 16, 16)
+        draws = [np.broadcast_to(nodes[:, None], shape), np.broadcast_to(nodes, shape)]
+        ends = step(np.broadcast_to(x[:, None, None], shape), np.array(pair), lambda row, like=None: draws[row])
+        value = CubicSpline(x, value(np.clip(ends, -reach, reach)) @ weights @ weights)
+    return complex(np.sum(value(x) * points_of(*first[1:])(x)) * (x[1] - x[0]))
+
+
+def mixture_density(alpha: float, sigma: float) -> Callable[[np.ndarray], np.ndarray]:
+    variance = alpha**2 * PEAKS.std**2 + sigma**2
+    peaks = [(PEAKS.share, PEAKS.centre + PEAKS.half), (1.0 - PEAKS.share, PEAKS.centre - PEAKS.half)]
+    return lambda x: sum(
+        share * np.exp(-0.5 * (x - alpha * m) ** 2 / variance) / math.sqrt(2.0 * math.pi * variance)
+        for share, m in peaks
+    )
+
+
+def characteristic(alpha: float, sigma: float) -> complex:
+    variance = alpha**2 * PEAKS.std**2 + sigma**2
+    peaks = [(PEAKS.share, PEAKS.centre + PEAKS.half), (1.0 - PEAKS.share, PEAKS.centre - PEAKS.half)]
+    return sum(share * np.exp(2.0j * alpha * m - 2.0 * variance) for share, m in peaks)
+
+
+@pytest.mark.claim("samplers-independent")
+@pytest.mark.parametrize(
+    ("kind", "order"), [("exact", 2), ("one", 1), ("independent", 1), ("seeds", 2)],
+)  # fmt: skip
+def test_weak_order_of_two_stages_on_a_mixture(kind, order):
+    """The stage must see the noise of its own step: with independent or no noise there the covariance is lost."""
+    eta = 0.8
+
+    def step(x: np.ndarray, pair: np.ndarray, rng: Any) -> np.ndarray:
+        if kind == "independent":
+            return published.sde_2s(PEAKS.denoise, x, points(FLOW, pair), rng, eta=eta, noises="independent")
+        name = {"exact": "sde_dpmpp_2s", "one": "sde_dpmpp_2s_one_noise", "seeds": "seeds_2"}[kind]
+        return SAMPLERS[name](PEAKS.denoise, x, FLOW, pair, rng=rng, eta=eta)
+
+    errors, steps = [], (16, 32)
+    for n in steps:
+        widths = np.resize([1.0, 2.0], n)
+        t = FLOW.time(np.concatenate([[-1.0], -1.0 + 1.8 * np.cumsum(widths) / np.sum(widths)]))
+        found = backward(step, t, mixture_density)
+        errors.append(abs(found - characteristic(*points(FLOW, t[-1:])[0][1:])))
+    (slope,) = reference.slopes(steps, errors)
+    assert slope == pytest.approx(order, abs=0.25)
+
+
+@pytest.mark.claim("samplers-independent")
+def test_independent_noises_lose_the_covariance():
+    """On Gaussian data, read from unit impulses: weak order 1 and an error far above that of the exact noises."""
+
+    def error(n: int, noises: str) -> float:
+        levels = points(NOISY, grid("random", NOISY, n))
+
+        def unit(k: int) -> np.ndarray:
+            return np.eye(2 * n + 2)[k]
+
+        out = published.sde_2s(gaussian, unit(1), levels, lambda row: unit(row + 2), eta=1.0, noises=noises)
+        offset, gains = out[0], out[1:] - out[0]
+        (_, a, s), (_, b, c) = levels[0], levels[-1]
+        variance = gains[0] ** 2 * (a**2 * STD**2 + s**2) + np.sum(gains[1:] ** 2)
+        return abs(variance - b**2 * STD**2 - c**2) + 0.0 * offset
+
+    for noises, order in (("exact", 2), ("independent", 1), ("one", 1)):
+        (slope,) = reference.slopes((80, 160), [error(n, noises) for n in (80, 160)])
+        assert abs(slope - order) <= 0.1
+    assert error(160, "independent") > 30.0 * error(160, "exact")
+
+
+@pytest.mark.claim("samplers-churn")
+def test_churn_stays_of_order_one_while_it_is_saturated():
+    """gamma = min(s_churn/N, sqrt(2) - 1): with s_churn = 40 it is at its bound up to N = 96."""
+
+    def error(n: int, s_churn: float) -> float:
+        return law_error(SAMPLERS["heun_churn"].table(NOISY, grid("uniform", NOISY, n), s_churn=s_churn))
+
+    assert np.all(churn_strength(NOISY, grid("uniform", NOISY, 90), s_churn=40.0) == math.sqrt(2.0) - 1.0)
+    (saturated,) = reference.slopes((24, 48), [error(n, 40.0) for n in (24, 48)])
+    (free,) = reference.slopes((320, 640), [error(n, 40.0) for n in (320, 640)])
+    assert saturated < 1.7
+    assert abs(free - 2.0) <= 0.1
+
+
+# -- etas -------------------------------------------------------------------------------------------------------------
+
+
+def noise_of(name: str, **options: Any) -> float:
+    """Standard deviation of the noise of the first step, h = 0.7, relative to sigma'."""
+    t = VP.time(np.array([-0.3, 0.4, 1.0]))
+    table = SAMPLERS[name].table(VP, t, **options)
+    return float(table.noise[table.end[0]] / VP.sigma(t[1]))
+
+
+@pytest.mark.claim("paths-sde-2m-eta", "paths-ancestral", "samplers-tau", "samplers-noise-sde")
+def test_three_etas():
+    h, eta = 0.7, 0.6
+    path = math.sqrt(-math.expm1(-2.0 * eta**2 * h))
+    assert noise_of("sde_dpmpp_1", eta=eta) == pytest.approx(path, rel=1e-12)
+    assert noise_of("sde_dpmpp_2m_corrected", eta=eta) == pytest.approx(path, rel=1e-12)
+    assert noise_of("sa_solver", tau=eta) == pytest.approx(path, rel=1e-12)
+    assert noise_of("sa_solver", tau=lambda rho: 0.0 * rho + eta) == pytest.approx(path, rel=1e-12)
+    assert noise_of("sde_dpmpp_2m", eta=eta**2) == pytest.approx(path, rel=1e-12)
+    assert noise_of("ddim", eta=eta) == pytest.approx(eta * math.sqrt(-math.expm1(-2.0 * h)), rel=1e-12)
+    assert noise_of("seeds_1", eta=eta) == pytest.approx(eta * math.sqrt(math.expm1(2.0 * h)), rel=1e-12)
+    # all agree at 1 but for the noise path, whose noise is not damped within the step
+    for name in ("sde_dpmpp_1", "sde_dpmpp_2m", "ddim", "euler_ancestral"):
+        assert noise_of(name, eta=1.0) == pytest.approx(noise_of("ddpm"), rel=1e-12)
+    assert noise_of("sde_dpmpp_2m", eta=eta) != pytest.approx(path, rel=1e-2)
+    assert noise_of("ddim", eta=eta) != pytest.approx(path, rel=1e-2)
+
+
+def test_every_stochastic_sampler_says_whose_eta_it_takes():
+    for name, sampler in SAMPLERS.items():
+        assert (sampler.orders.weak is not None) == (bool(sampler.eta) or name == "ddpm"), name
+        assert (sampler.orders.strong is None) == (sampler.orders.weak is None)
+        assert ("eta" in sampler.options) == (sampler.eta in {"path", "ancestral", "2M-SDE"})
+        assert {"tau": "tau", "churn": "s_churn", "restart": "jumps"}.get(sampler.eta, "") in {"", *sampler.options}
+        assert name.endswith("corrected") <= (
+            name.removesuffix("_corrected") in SAMPLERS or name == "unipc_3_corrected"
+        )
+
+
+@pytest.mark.claim("samplers-tau")
+def test_tau_is_on_inside_its_interval():
+    t = grids.karras(EDM, 12)
+    rho = np.asarray(t[:-1])
+    table = SAMPLERS["sa_solver"].table(EDM, t, tau=tau_interval(0.9, low=0.1, high=5.0))
+    assert np.array_equal(np.asarray(table.noise) > 0.0, (rho >= 0.1) & (rho <= 5.0))
+    np.testing.assert_array_equal(tau_interval()(np.array([0.04, 0.05, 1.0, 1.1])), [0.0, 1.0, 1.0, 0.0])
+    h = np.log(rho / t[1:])
+    inside = (rho >= 0.1) & (rho <= 5.0)
+    np.testing.assert_allclose(
+        table.noise, np.where(inside, t[1:] * np.sqrt(-np.expm1(-2.0 * 0.81 * h)), 0.0), rtol=1e-12
+    )
+
+
+@pytest.mark.claim("samplers-churn")
+def test_no_churn_is_no_noise():
+    t = grids.karras(EDM, 9)
+    quiet = SAMPLERS["heun_churn"].table(EDM, t)
+    assert quiet.noise is None
+    np.testing.assert_array_equal(
+        SAMPLERS["heun_churn"](PEAKS.denoise, STARTS, EDM, t), SAMPLERS["heun"](PEAKS.denoise, STARTS, EDM, t)
+    )
+    gamma = churn_strength(EDM, t, s_churn=1.8, s_tmin=float(t[4]), s_tmax=float(t[2]))
+    np.testing.assert_allclose(gamma, [0.0, 0.0, 0.2, 0.2, 0.2, 0.0, 0.0, 0.0, 0.0], rtol=1e-15)
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.claim("samplers-restart")
+def test_restarts_visit_the_levels_they_say():
+    t = grids.karras(EDM, 6)
+    path = restart(paths.noise(EDM, t, coordinate="ratio"), [(2, 4, 3), (0, 6, 1)])
+    order = [0, 1, 2, 3, *[2, 3] * 3, 4, 5, *range(6)]
+    np.testing.assert_array_equal(path.start.t, t[order])
+    np.testing.assert_array_equal(path.stop.t, t[[n + 1 for n in order]])
+    table = runge_kutta(path, HEUN)
+    noisy = [n for n, row in enumerate(table.end) if table.noise[row] > 0.0]
+    assert noisy == [3, 5, 7, 11]
+    assert table.noise[table.end[3]] == pytest.approx(math.sqrt(t[2] ** 2 - t[4] ** 2), rel=1e-12)
+    plain = paths.noise(EDM, t, coordinate="ratio")
+    assert restart(plain, []) is plain
+    assert restart(plain, [(1, 3, 0)]) is plain
+
+
+@pytest.mark.parametrize("jump", [(-1, 2, 1), (2, 2, 1), (3, 2, 1), (0, 7, 1), (0, 2, -1)])
+def test_jumps_outside_the_grid(jump):
+    path = paths.noise(EDM, grids.karras(EDM, 6), coordinate="ratio")
+    with pytest.raises(ValueError, match="jumps must hold"):
+        restart(path, [jump])
+
+
+def test_restarts_need_a_plain_path():
+    t = grids.karras(EDM, 4)
+    for path in (
+        paths.x0(EDM, t, eta=1.0), paths.churn(paths.x0(EDM, t), 0.1), paths.semilinear(np.array([0.0, 1.0])),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="path must be an ODE path"):
+            restart(path, [(0, 1, 1)])
+    with pytest.raises(TypeError, match="path must be"):
+        restart(t, [(0, 1, 1)])
+    with pytest.raises(ValueError, match="gaps between them"):
+        adams_moulton(restart(paths.x0(EDM, t), [(0, 2, 1)]), 3)
+
+
+# -- noise path with eta, and in time ---------------------------------------------------------------------------------
+
+
+@pytest.mark.claim("samplers-noise-sde")
+@pytest.mark.parametrize("coordinate", ["log_snr", "ratio", "t"])
+def test_noise_path_with_eta_composes_and_keeps_the_law(coordinate):
+    """P and N of two steps compose to those of one, and a fine grid gives the exact law for every eta."""
+    t = VP.time(np.array([-0.8, -0.1, 0.9]))
+    whole = paths.noise(VP, t[[0, 2]], eta=0.7, coordinate=coordinate)
+    parts = paths.noise(VP, t, eta=0.7, coordinate=coordinate)
+    (p, n), (pp, nn) = (path.propagate(path.start, path.stop) for path in (whole, parts))
+    assert float(p[0]) == pytest.approx(float(pp[0] * pp[1]), rel=1e-13)
+    assert float(n[0]) == pytest.approx(math.hypot(float(nn[0] * pp[1]), float(nn[1])), rel=1e-13)
+    for eta in (0.3, 1.0, 1.4):
+        fine = paths.noise(NOISY, grid("random", NOISY, 320), eta=eta, coordinate=coordinate)
+        assert law_error(adams_bashforth(fine, 2)) < 1e-3
+    missing = paths.noise(NOISY, grid("random", NOISY, 320), eta=1.0, coordinate=coordinate)
+    table = adams_bashforth(missing, 2)
+    assert law_error(table._replace(weights=table.weights / 2.0)) > 0.1
+
+
+@pytest.mark.claim("samplers-noise-sde")
+def test_last_step_to_clean_data_is_taken_without_noise():
+    t = np.array([0.7, 0.4, 0.2, 0.0])
+    path = paths.noise(FLOW, t, eta=0.9, coordinate="ratio")
+    noise = path.propagate(path.start, path.stop)[1]
+    assert noise[-1] == 0.0
+    assert np.all(noise[:-1] > 0.0)
+    plain = paths.noise(FLOW, t, coordinate="ratio")
+    assert float(path.moments(path.start, path.stop, 1)[0][-1]) == pytest.approx(
+        float(plain.moments(plain.start, plain.stop, 1)[0][-1]), rel=1e-14
+    )
+
+
+@pytest.mark.claim("samplers-deis-time")
+@pytest.mark.parametrize("schedule", [VP, schedules.cosine(), FLOW, EDM], ids=["vp", "cosine", "flow", "edm"])
+def test_moments_in_time_equal_integration_by_parts(schedule):
+    """alpha' (rho' - int j u^{j-1} rho du), 60 points in the root of t, as rho may begin; a Riemann sum fails."""
+    t = schedule.t_noise * np.array([0.9, 0.5, 0.1, 0.003])
+    t = np.append(t, schedule.t_clean) if schedule is not EDM else t
+    path = paths.noise(schedule, t, coordinate="t")
+    moments = path.moments(path.start, path.stop, 4)
+    w, weights = np.polynomial.legendre.leggauss(60)
+    w, weights = (w + 1.0) / 2.0, weights / 2.0
+    for n, (a, b) in enumerate(itertools.pairwise(t)):
+        u, rho = 1.0 - w**2, schedule.sigma(b + (a - b) * w**2) / schedule.alpha(b + (a - b) * w**2)
+        end = float(schedule.sigma(b) / schedule.alpha(b))
+        for j in (1, 2, 3):
+            exact_moment = float(schedule.alpha(b)) * (end - np.sum(weights * 2.0 * w * j * u ** (j - 1) * rho))
+            assert float(moments[j][n]) == pytest.approx(exact_moment, rel=1e-8)
+    # 100 left points, as in print
+    a, b = t[:2]
+    s = a + (b - a) * np.arange(100) / 100
+    rate = schedule.diffusion_squared(s) / (2.0 * schedule.sigma(s) * schedule.alpha(s))
+    riemann = float(schedule.alpha(b)) * np.sum(rate * (np.arange(100) / 100)) * (b - a) / 100
+    assert abs(riemann / float(moments[1][0]) - 1.0) > 2e-3
+
+
+@pytest.mark.claim("samplers-deis-time")
+def test_a_schedule_that_is_not_smooth_has_no_path_in_time():
+    betas = schedules.from_betas(np.linspace(1e-4, 0.02, 1000))
+    path = paths.noise(betas, np.linspace(betas.t_noise, betas.t_clean, 6), coordinate="t")
+    with pytest.raises(ValueError, match="schedule must be smooth in time"):
+        adams_bashforth(path, 2)
+
+
+# -- ends, grids, backends --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_snr", [[-1.2], [-1.2, 0.4], [-1.2, 0.1, 0.9]], ids=["1 step", "2 steps", "3 steps"])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_few_steps_to_clean_data_are_finite(name, log_snr):
+    """The last steps of [sigma, 0] and [sigma, sigma', 0]; on x0 they return the denoised point."""
+    t = np.append(FLOW.time(np.array(log_snr)), 0.0)
+    seen: list[Any] = []
+
+    def denoise(x: Any, level: Any) -> Any:
+        seen.append(PEAKS.denoise(x, level))
+        return seen[-1]
+
+    out = SAMPLERS[name](denoise, STARTS, FLOW, t, rng=prescribed)
+    assert np.all(np.isfinite(out))
+    if SAMPLERS[name].where.startswith("x0"):
+        np.testing.assert_allclose(out, seen[-1], rtol=1e-13)
+    else:
+        assert np.max(np.abs(out)) < 4.0
+
+
+@pytest.mark.parametrize("name", ["heun", "dpm_2", "alpha_rk2", "euler_ancestral"])
+def test_published_samplers_end_with_an_euler_step(name):
+    t = np.array([3.0, 1.0, 0.4, 0.0])
+    level = [(math.nan, 1.0, float(s)) for s in t]
+    loops = {
+        "heun": published.heun,
+        "dpm_2": published.dpm_2,
+        "alpha_rk2": functools.partial(published.alpha_rk2, alpha=2 / 3),
+        "euler_ancestral": published.euler_ancestral,
+    }
+    clean = schedules.Schedule(
+        "ve down to 0",
+        "ve",
+        0.0,
+        80.0,
+        lambda t: (np.ones_like(t), t),
+        lambda s: np.exp(-s),
+        lambda t: 2.0 * t,
+        (0.0, 1e9),
+    )
+    expected = loops[name](PEAKS.denoise, STARTS, level, prescribed)
+    found = SAMPLERS[name](PEAKS.denoise, STARTS, clean, t, rng=prescribed)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name != "deis_t"])
+def test_schedules_of_equal_ratio_give_one_trajectory(name):
+    """x/alpha depends on sigma/alpha only, with the same draws; not for DEIS in t, the schedule's own coordinate."""
+    outcome = []
+    for schedule in (VP, FLOW, EDM):
+        t = schedule.time(graded(4))
+        first, last = points(schedule, t[[0, -1]])
+        options = {"sigma_data": 0.8} if name == "velocity_sde" else {}
+        outcome.append(
+            SAMPLERS[name](PEAKS.denoise, STARTS * first[1], schedule, t, rng=prescribed, **options) / last[1]
+        )
+    np.testing.assert_allclose(outcome[1], outcome[0], rtol=1e-10)
+    np.testing.assert_allclose(outcome[2], outcome[0], rtol=1e-10)
+
+
+BACKEND_NAMES = ["dpmpp_3m", "unipc_2_bh1", "dpm_2_ancestral", "deis_t", "sa_solver", "deis_rho_rk4", "restart"]
+
+
+JITTED = ["unipc_2_bh2", "deis_t", "heun_churn"]
+
+
+def run_options(name: str) -> Options:
+    return {"jumps": [(2, 4, 1)]} if name == "restart" else {}
+
+
+@pytest.mark.claim("samplers-rule")
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", BACKEND_NAMES)
+def test_every_backend_agrees_with_float64_numpy(backend, name, dtype):
+    t = grid("random", LATE, 6)
+    expected = SAMPLERS[name](PEAKS.denoise, STARTS, LATE, t, rng=prescribed, **run_options(name))
+    draws = np.stack([prescribed(r) for r in range(30)])
+
+    def rng(row: Any, like: Any) -> Any:
+        return backend.asarray(draws)[row, ...]
+
+    def denoise(x: Any, level: Level) -> Any:
+        return PEAKS.denoise(x, level, backend.xp.tanh)
+
+    found = SAMPLERS[name](denoise, backend.asarray(STARTS, dtype), LATE, t, rng=rng, **run_options(name))
+    assert backend.dtype(found) == dtype
+    np.testing.assert_allclose(backend.numpy(found), expected, atol=1e-12 if dtype == "float64" else 5e-6)
+
+
+@pytest.mark.parametrize("name", [*JITTED, *(pytest.param(n, marks=SLOW) for n in SAMPLERS if n not in JITTED)])
+def test_jit_with_the_grid_as_an_argument(name):
+    jax = pytest.importorskip("jax", exc_type=ImportError)
+    t = grid("random", LATE, 6)
+    options = {"s_churn": 1.0} if name == "heun_churn" else run_options(name)
+    draws = np.stack([prescribed(r) for r in range(30)])
+
+    def rng(row: Any, like: Any) -> Any:
+        return jax.numpy.asarray(draws)[row]
+
+    def denoise(x: Any, level: Level) -> Any:
+        return PEAKS.denoise(x, level, jax.numpy.tanh)
+
+    found = jax.jit(lambda x, t: SAMPLERS[name](denoise, x, LATE, t, rng=rng, **options))(STARTS, t)
+    if SAMPLERS[name].eta == "tau":
+        options = {"tau": lambda rho: np.where((rho >= 0.05) & (rho <= 1.0), 1.0, 0.0)}
+    expected = SAMPLERS[name](PEAKS.denoise, STARTS, LATE, t, rng=prescribed, **options)
+    np.testing.assert_allclose(found, expected, rtol=2e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["deis_t", "sa_solver", "unipc_3_bh1", "dpmpp_3m", "deis_log_rho"])
+def test_refining_in_float32_never_makes_it_worse(name):
+    """Weights are float64; programs whose weights cancel in float32 get worse from 80 or 40 steps on."""
+    steps, errors = (10, 40, 160, 320), []
+    many = np.linspace(-2.0, 2.0, 101)
+    first, last = points(LATE, np.array([LATE.t_noise, LATE.t_clean]))
+    truth = PEAKS.exact(many, first, last)
+    for n in steps:
+        out = SAMPLERS[name](
+            PEAKS.denoise, many.astype(np.float32), LATE, grid("karras", LATE, n), **OFF.get(SAMPLERS[name].eta, {})
+        )
+        errors.append(reference.rms(out - truth))
+    for n in range(len(errors)):
+        assert errors[n] <= 3.0 * min(errors[: n + 1])
+    assert errors[-1] < 2e-5
+
+
+# -- the registry -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_evaluations_are_those_stated(name):
+    """Per step; a Runge-Kutta start and an Euler end are extra."""
+    sampler = SAMPLERS[name]
+    evaluations = [sampler.table(LATE, grid("uniform", LATE, n)).evaluations for n in (10, 20)]
+    assert evaluations[1] - evaluations[0] == 10 * sampler.evaluations
+
+
+def test_names():
+    assert samplers.dpmpp_2m is SAMPLERS["dpmpp_2m"]
+    with pytest.raises(AttributeError, match="no attribute 'dpmpp_9m'; the samplers are ddim, "):
+        _ = samplers.dpmpp_9m
+    with pytest.raises(TypeError, match=r"options must be among \['eta'\] for DDIM, got \['s_churn'\]"):
+        SAMPLERS["ddim"].table(FLOW, np.array([0.9, 0.1]), s_churn=1.0)
+    with pytest.raises(TypeError):
+        SAMPLERS["new"] = SAMPLERS["ddim"]
+    assert "Euler" in repr(SAMPLERS["ddim"])
+    states = SAMPLERS["dpmpp_2m"](PEAKS.denoise, STARTS, LATE, grid("uniform", LATE, 5), trajectory=True)
+    assert states.shape == (6, 5)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, "much", None])
+def test_strengths_that_are_none(bad):
+    with pytest.raises(ValueError, match="s_churn must be a finite number >= 0"):
+        churn_strength(EDM, grids.karras(EDM, 4), s_churn=bad)
+    with pytest.raises(ValueError, match="tau must be a finite number >= 0"):
+        tau_interval(bad)
+
+
+@pytest.mark.parametrize("order", [1, 5, 0])
+def test_orders_of_adams_moulton(order):
+    with pytest.raises(ValueError, match="order must be an integer from 2 to 4"):
+        adams_moulton(paths.x0(LATE, grid("uniform", LATE, 4)), order)
+
+
+def test_an_empty_ladder():
+    with pytest.raises(ValueError, match="ladder must hold a method"):
+        multistep(paths.x0(LATE, grid("uniform", LATE, 4)), ())
