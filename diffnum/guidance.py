@@ -1,7 +1,7 @@
-"""Guidance, thresholds, and other directions: denoisers made of denoisers, and paths that run backwards.
+"""Guidance, thresholds, inversion: denoisers made of denoisers, and samplers that start elsewhere.
 
 `classifier_free`, `clip` and `dynamic_threshold` wrap denoisers into denoisers, so that every solver takes them.
-`reverse` turns a path round, `invert` solves it from data to noise, and `noise_to` starts a sampler at a given level.
+`invert` solves a path from data to noise, and `noise_to` starts a sampler at a given level.
 What each of them does to the order of a solver is derived and measured in :doc:`/guidance`.
 
 Conventions. ``denoise(x, level)`` as in :doc:`/solvers`. A scale of 1 is the conditional denoiser, 0 the unconditional
@@ -13,19 +13,18 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from diffnum import _backend
+from diffnum import _backend, paths
 from diffnum._arguments import instance, number
 from diffnum._backend import Array, concrete, namespace
 from diffnum.paths import Path
 from diffnum.schedules import Level
 from diffnum.solvers import adams_bashforth, solve
 
-__all__ = ["classifier_free", "clip", "dynamic_threshold", "invert", "noise_to", "reverse"]
+__all__ = ["classifier_free", "clip", "dynamic_threshold", "invert", "noise_to"]
 
 Denoiser = Callable[[Array, Level], Array]
 
@@ -228,55 +227,6 @@ def dynamic_threshold(
     return thresholded
 
 
-def reverse(path: Path, /) -> Path:
-    """The same path in the other direction, from clean to noisy: :eq:`guidance-reverse`.
-
-    Parameters
-    ----------
-    path : Path
-        An ODE path without gaps.
-
-    Returns
-    -------
-    Path
-        Steps from the last level to the first.
-
-    Raises
-    ------
-    TypeError
-        If `path` is no `Path`.
-    ValueError
-        If `path` is stochastic (an SDE has no inverse along its path) or has gaps, if it ends at sigma = 0, where a
-        denoiser says nothing about the noise, or if a step does not exist backwards (`x0` to alpha = 0).
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from diffnum import guidance, paths, schedules
-    >>> path = paths.velocity(schedules.rectified_flow(), np.array([1.0, 0.5, 0.01]))
-    >>> guidance.reverse(path).stop.t.tolist()
-    [0.5, 1.0]
-    """
-    instance("path", path, Path)
-    if path.stochastic or path.gaps:
-        msg = f"path must be an ODE path whose steps join, got {path.name}: noise cannot be taken back"
-        raise ValueError(msg)
-    if path.schedule is not None and _known_zero(path.last.sigma):
-        msg = (
-            f"path must end at sigma > 0 to be reversed, got sigma = 0 on {path.name}: clean data do not tell their "
-            "noise; end a little earlier (schedules.truncate)"
-        )
-        raise ValueError(msg)
-    xp = namespace(path.start.t)
-    start, stop = (Level(*(xp.flip(part) for part in level)) for level in (path.stop, path.start))
-    back = replace(path, name=f"reversed {path.name}", start=start, stop=stop, first=path.last, last=path.first)
-    parts = (path.coordinate(stop), path.propagate(start, stop)[0], *path.moments(start, stop, 1))
-    if not all(known is None or np.isfinite(known).all() for known in map(concrete, parts)):
-        msg = f"path must have finite steps in both directions, got {path.name} from {path.first}; see paths.velocity"
-        raise ValueError(msg)
-    return back
-
-
 def invert(denoise: Denoiser, x: Array, path: Path, /, *, order: int = 2, trajectory: bool = False) -> Array:
     """Noise that a sampler would turn into `x`: the ODE of `path` solved backwards, :eq:`guidance-round-trip`.
 
@@ -301,7 +251,7 @@ def invert(denoise: Denoiser, x: Array, path: Path, /, *, order: int = 2, trajec
     Raises
     ------
     TypeError, ValueError
-        As `reverse`, `adams_bashforth` and `solve` do.
+        As `diffnum.paths.reverse`, `adams_bashforth` and `solve` do.
 
     Notes
     -----
@@ -322,7 +272,7 @@ def invert(denoise: Denoiser, x: Array, path: Path, /, *, order: int = 2, trajec
     >>> bool(abs(solvers.ab2(data.denoise, noise, path)[0, 0] - 0.7) < 1e-3)
     True
     """
-    return solve(denoise, x, adams_bashforth(reverse(path), order), trajectory=trajectory)
+    return solve(denoise, x, adams_bashforth(paths.reverse(path), order), trajectory=trajectory)
 
 
 def noise_to(x: Array, level: Level, /, *, rng: Any) -> Array:
@@ -415,11 +365,6 @@ def _check_finite(name: str, value: Any) -> None:
     if known is not None and not np.isfinite(known).all():
         msg = f"{name} must be finite, got {value!r}"
         raise ValueError(msg)
-
-
-def _known_zero(value: Array) -> bool:
-    known = concrete(value)
-    return known is not None and bool(known == 0.0)
 
 
 def _beside(value: Any, like: Array) -> Any:
