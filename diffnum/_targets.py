@@ -308,10 +308,10 @@ def apply(x: Array, value: Array, p: Coefficient, q: Array, name: str) -> Array:
     if value.shape != x.shape:
         msg = f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(value.shape)}"
         raise ValueError(msg)
-    total = spread(q, x) * cast(value, state_dtype(x))
-    if p is not None:
-        total = spread(p, x) * cast(x, state_dtype(x)) + total
-    return cast(total, x.dtype)
+    if p is None:
+        return cast(spread(q, x) * cast(value, state_dtype(x)), x.dtype)
+    # one expression: NumPy then adds in place
+    return cast(spread(p, x) * cast(x, state_dtype(x)) + spread(q, x) * cast(value, state_dtype(x)), x.dtype)
 
 
 def spread(coefficient: Array | float, x: Array) -> Array:
