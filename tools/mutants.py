@@ -62,6 +62,7 @@ MODULES = {
     "paths": ["paths.py", "_quadrature.py", "_guarded.py", "_arguments.py"],
     "solvers": ["solvers.py", "_tables.py", "_runner.py"],
     "grids": ["grids.py"],
+    "adaptive": ["adaptive.py"],
     "oracles": ["oracles.py"],
     "parameterization": ["parameterization.py", "_targets.py", "_weights.py", "_laws.py", "_times.py"],
     "kernels/gaussian": ["kernels/gaussian.py"],
