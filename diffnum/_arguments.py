@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from diffnum._backend import Array, asfloat, concrete, convert, is_jax, namespace, own, state_dtype
-from diffnum.schedules import Level, Schedule, check_schedule
+from diffnum.schedules import Level, Schedule
 
 __all__ = ["choose", "finite", "grid", "instance", "levels", "number", "per_step"]
 
@@ -43,7 +43,7 @@ def levels(schedule: Schedule, t: Array, *beside: Any) -> Level:
     ValueError
         If `t` is not such a grid or leaves the schedule.
     """
-    check_schedule(schedule)
+    instance("schedule", schedule, Schedule)
     known = concrete(asfloat(t, "t"))
     t = grid(t, decreasing=True)
     # the ends are rounded to the dtype of t: float32(0.7) lies below 0.7 and must not be refused

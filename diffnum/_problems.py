@@ -19,10 +19,11 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from diffnum import grids, oracles, paths, schedules
+from diffnum._arguments import instance
 from diffnum._backend import Array
 from diffnum._moments import Moments
 from diffnum.paths import Path
-from diffnum.schedules import Level, Schedule, check_schedule
+from diffnum.schedules import Level, Schedule
 
 __all__ = ["GRIDS", "MIXTURE", "NAMES", "Problem", "ends_of", "problems", "random_ratio_grid", "random_ratio_nodes"]
 
@@ -115,7 +116,7 @@ def random_ratio_grid(
     >>> random_ratio_grid(schedules.edm(sigma_min=0.1, sigma_max=10.0), 4).round(3).tolist()
     [10.0, 1.406, 0.463, 0.212, 0.1]
     """
-    check_schedule(schedule)
+    instance("schedule", schedule, Schedule)
     ends = schedule.level(np.asarray([schedule.t_noise, schedule.t_clean]))
     if coordinate == "log_snr":
         if not np.all(np.isfinite(ends.log_snr)):

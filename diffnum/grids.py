@@ -12,7 +12,8 @@ from numbers import Real
 
 import numpy as np
 
-from diffnum.schedules import Schedule, check_schedule
+from diffnum._arguments import instance
+from diffnum.schedules import Schedule
 
 __all__ = ["karras", "uniform", "uniform_angle", "uniform_log_snr"]
 
@@ -49,7 +50,7 @@ def uniform(schedule: Schedule, /, steps: int) -> np.ndarray:
     >>> print(grids.uniform(schedules.rectified_flow(), 4))
     [1.   0.75 0.5  0.25 0.  ]
     """
-    check_schedule(schedule)
+    instance("schedule", schedule, Schedule)
     return _checked(schedule, _between(schedule.t_noise, schedule.t_clean, _count(steps)), "uniform")
 
 
@@ -86,7 +87,7 @@ def uniform_log_snr(schedule: Schedule, /, steps: int) -> np.ndarray:
     >>> print(grids.uniform_log_snr(schedules.edm(sigma_min=0.01, sigma_max=100.0), 4).round(9))
     [1.e+02 1.e+01 1.e+00 1.e-01 1.e-02]
     """
-    check_schedule(schedule)
+    instance("schedule", schedule, Schedule)
     steps = _count(steps)
     noise, clean = _log_snr_ends(schedule)
     for end, value in (("t_noise", noise), ("t_clean", clean)):
@@ -136,7 +137,7 @@ def uniform_angle(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0)
     >>> print(grids.uniform_angle(schedules.rectified_flow(), 4).round(6))
     [1.       0.707107 0.5      0.292893 0.      ]
     """
-    check_schedule(schedule)
+    instance("schedule", schedule, Schedule)
     steps, sigma_data = _count(steps), _positive("sigma_data", sigma_data)
     ends = schedule.level(np.asarray([schedule.t_noise, schedule.t_clean]))
     signal = ends.alpha * sigma_data
@@ -189,7 +190,7 @@ def karras(schedule: Schedule, /, steps: int, *, rho: float = 7.0) -> np.ndarray
     >>> print(grids.karras(schedules.edm(), 4).round(4))
     [8.00000e+01 1.75278e+01 2.51520e+00 1.69800e-01 2.00000e-03]
     """
-    check_schedule(schedule)
+    instance("schedule", schedule, Schedule)
     steps, rho = _count(steps), _positive("rho", rho)
     noise, clean = _log_snr_ends(schedule)
     if math.isinf(noise):

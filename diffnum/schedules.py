@@ -641,7 +641,7 @@ def shift(schedule: Schedule, /, factor: float) -> Schedule:
     >>> float(schedules.shift(schedules.rectified_flow(), 3.0).sigma(0.5))
     0.75
     """
-    check_schedule(schedule)
+    _check_schedule(schedule)
     factor = _number("factor", factor, "a finite number > 0", lambda v: v > 0)
     base, geometry = schedule, schedule.geometry
 
@@ -708,7 +708,7 @@ def zero_terminal_snr(schedule: Schedule, /) -> Schedule:
     >>> schedules.zero_terminal_snr(schedules.vp_linear()).prior_std
     1.0
     """
-    check_schedule(schedule)
+    _check_schedule(schedule)
     base = schedule
     if base.geometry != "vp":
         msg = f"schedule must be variance preserving ('vp'), got geometry {schedule.geometry!r} ({schedule.name})"
@@ -780,7 +780,7 @@ def truncate(schedule: Schedule, /, *, t_clean: float | None = None, t_noise: fl
     >>> (short.t_clean, short.t_noise)
     (0.001, 0.995)
     """
-    check_schedule(schedule)
+    _check_schedule(schedule)
     old = (schedule.t_clean, schedule.t_noise)
     clean = old[0] if t_clean is None else t_clean
     noise = old[1] if t_noise is None else t_noise
@@ -872,19 +872,7 @@ def _number(name: str, value: float, expected: str, accept: Callable[[float], bo
     return float(value)
 
 
-def check_schedule(schedule: object) -> None:
-    """Raise unless `schedule` is a `Schedule`.
-
-    Parameters
-    ----------
-    schedule : object
-        What was given.
-
-    Raises
-    ------
-    TypeError
-        If it is something else.
-    """
+def _check_schedule(schedule: object) -> None:
     if not isinstance(schedule, Schedule):
         msg = f"schedule must be a Schedule, got {type(schedule).__name__}"
         raise TypeError(msg)

@@ -95,3 +95,14 @@ def test_constraints_pin_everything_without_addresses():
     for line in [*PROJECT["dependencies"], *(item for items in extras.values() for item in items)]:
         requirement = packaging.Requirement(line)
         assert requirement.specifier.contains(pins[names(requirement.name)]), f"{line} against its pin"
+
+
+def test_a_source_distribution_is_all_of_the_project():
+    """Tests, chapters, tools and benchmarks among them, so that it can be built and tested from itself."""
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    included = {name.removeprefix("/") for name in listed["sdist"]["include"]}
+    # what hatchling adds by itself, and what is made and not kept
+    rest = {"pyproject.toml", ".gitignore", ".git", "PKG-INFO", "_build", "dist"}
+    found = {entry.name for entry in ROOT.iterdir() if not entry.name.startswith((".venv", "."))} | {".ci"}
+    assert found - rest <= included, f"left out: {sorted(found - rest - included)}"
+    assert all((ROOT / name).exists() for name in included)
