@@ -14,7 +14,7 @@ import numpy as np
 
 from diffnum import _targets
 from diffnum._arguments import choose, number
-from diffnum._backend import Array, asfloat, concrete, namespace
+from diffnum._backend import Array, asfloat, concrete, convert, namespace
 from diffnum._laws import TimeLaw
 from diffnum._targets import Target
 from diffnum.schedules import Level, Schedule
@@ -36,6 +36,8 @@ def convert_weight(
     weight: Array | float, level: Level, /, *, source: Target, target: Target, schedule: Schedule | None = None
 ) -> Array:
     """Weight on the error of `target` that equals `weight` on the error of `source`, :eq:`parameterization-weights`.
+
+    The ratio of the errors is that of :eq:`parameterization-errors`.
 
     Parameters
     ----------
@@ -68,7 +70,11 @@ def convert_weight(
     4.0
     """
     slope = _targets.coefficients(level, target, source, schedule)[1]
-    return asfloat(weight, "weight") * slope**2
+    value = asfloat(weight, "weight")
+    plain = value is not weight  # a number, or integers: it takes the dtype of the level
+    if plain or namespace(value) is not namespace(value, slope):
+        value = convert(value, slope, slope.dtype)
+    return value * slope**2
 
 
 def snr_weight(level: Level, /, *, target: Target = "x0", schedule: Schedule | None = None) -> Array:
@@ -278,6 +284,8 @@ def sigmoid_weight(
 
 def elbo_weight(level: Level, law: TimeLaw, /, *, target: Target = "eps", schedule: Schedule | None = None) -> Array:
     """The weight that makes the loss the variational bound: 1/density on eps, :eq:`parameterization-elbo`.
+
+    On Gaussian data the bound is the entropy, :eq:`parameterization-gaussian-elbo`.
 
     Parameters
     ----------

@@ -440,8 +440,8 @@ def preconditioning(
     level : Level
         Noise level, of any schedule.
     kind : {"edm", "x0", "eps", "v", "score", "flow"}, optional
-        "edm" takes the smallest `c_out` there is; another kind makes the network predict that target, divided by its
-        standard deviation, :eq:`parameterization-unit`.
+        "edm" takes the smallest `c_out` there is, :eq:`parameterization-optimal`; another kind makes the network
+        predict that target, divided by its standard deviation, :eq:`parameterization-unit`.
     sigma_data : float, optional
         Standard deviation of the data, > 0; their mean is taken to be 0 here.
     schedule : Schedule, optional

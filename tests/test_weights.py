@@ -213,6 +213,19 @@ def test_weights_in_every_library(backend: Backend):
             np.testing.assert_allclose(backend.numpy(got), weight(FLOW.level(t), target=target, schedule=FLOW), rtol)
 
 
+def test_numbers_as_weights_take_the_dtype_of_the_level(backend: Backend):
+    level = FLOW.level(backend.asarray([0.2, 0.7], "float32"))
+    for weight in (2.0, 2, np.asarray([2.0, 2.0]) if backend.name != "numpy" else 2.0):
+        got = par.convert_weight(weight, level, source="eps", target="x0")
+        assert backend.dtype(got) == "float32"
+        np.testing.assert_allclose(backend.numpy(got), 2.0 * np.array([16.0, (0.3 / 0.7) ** 2]), rtol=1e-6)
+    own = backend.asarray([1.0, 3.0], "float32")
+    got = par.convert_weight(own, level, source="eps", target="x0")
+    np.testing.assert_allclose(backend.numpy(got), [16.0, 3.0 * (0.3 / 0.7) ** 2], rtol=1e-6)
+    loss = par.Loss("v", lambda level: 1.0, par.log_normal(), FLOW)
+    assert backend.dtype(loss.effective_weight(backend.asarray([0.1], "float32"))) == "float32"
+
+
 # -- the bound --------------------------------------------------------------------------------------------------------
 
 
