@@ -32,6 +32,7 @@ __all__ = [
     "namespace",
     "normal",
     "own",
+    "random_words",
     "read_only",
     "scan",
     "slice_axis",
@@ -1129,3 +1130,52 @@ def top_k(values: Array, k: int) -> tuple[Array, Array]:
     xp = namespace(values)
     places = xp.argsort(values, axis=-1, descending=True, stable=True)[:, :k]
     return xp.take_along_axis(values, places, axis=-1), places
+
+
+def random_words(rng: Any, row: Any, like: Array) -> Array:
+    """Uniform 32-bit words of the shape of `like`; draw number `row` of `rng`.
+
+    Parameters
+    ----------
+    rng : see `normal`
+        Source; a callable ``(row, like) -> words`` prescribes them.
+    row : int
+        Number of the draw, from 0.
+    like : array
+        Shape, library and device.
+
+    Returns
+    -------
+    array of int
+        Integers from 0 to 2^32 - 1; of dtype uint32 for JAX, int64 elsewhere.
+
+    Raises
+    ------
+    TypeError
+        If `rng` is of another kind than `like`.
+    ValueError
+        If a batch of sources does not match ``like.shape[0]``, or a callable returns another shape.
+    """
+    check_rng(rng, like)
+    xp = namespace(like)
+    kind = xp.uint32 if is_jax(like) else xp.int64
+    if callable(rng):
+        words = xp.asarray(rng(row, like))
+        if words.shape != like.shape:
+            msg = f"rng(row, like) must return shape {tuple(like.shape)}, got {tuple(words.shape)}"
+            raise ValueError(msg)
+        return xp.astype(words, kind)
+    if is_jax(like):
+        import jax
+
+        def draw(key: Array, shape: tuple[int, ...]) -> Array:
+            return jax.random.bits(jax.random.fold_in(key, row), shape, kind)
+
+        if _key_rank(rng) == 0:
+            return draw(rng, like.shape)
+        return jax.vmap(lambda key: draw(key, like.shape[1:]))(rng)
+    if isinstance(rng, Sequence):
+        return xp.stack([random_words(g, row, like[i, ...]) for i, g in enumerate(rng)])
+    if array_api_compat.is_torch_array(like):
+        return xp.randint(0, 2**32, like.shape, generator=rng, dtype=xp.int64, device=like.device)
+    return xp.asarray(np.asarray(rng.integers(0, 2**32, like.shape, dtype=np.uint32)).astype(np.int64))
