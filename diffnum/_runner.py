@@ -118,7 +118,7 @@ def solve(
         return y, stored, aux
 
     def one_row(carry: tuple, row: _Row) -> tuple[tuple, tuple]:
-        y, stored, aux = evaluate(*carry, row, row.slot)
+        y, stored, aux = evaluate(carry[0], carry[1], row, row.slot)
         return (y, stored if count > 1 else None), (_backend.cast(y, dtype) if trajectory else None, aux)
 
     def one_step(y: Array, rows: list[_Row]) -> tuple[Array, tuple]:
