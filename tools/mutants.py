@@ -61,6 +61,7 @@ MODULES = {
     "logsumexp": ["logsumexp.py"],
     "paths": ["paths.py", "_quadrature.py", "_guarded.py", "_arguments.py"],
     "solvers": ["solvers.py", "_tables.py", "_runner.py"],
+    "samplers": ["samplers.py", "_rules.py"],
     "grids": ["grids.py"],
     "adaptive": ["adaptive.py"],
     "oracles": ["oracles.py"],
