@@ -64,6 +64,7 @@ MODULES = {
     "samplers": ["samplers.py", "_rules.py"],
     "grids": ["grids.py"],
     "adaptive": ["adaptive.py"],
+    "guidance": ["guidance.py"],
     "oracles": ["oracles.py"],
     "parameterization": ["parameterization.py", "_targets.py", "_weights.py", "_laws.py", "_times.py"],
     "kernels/gaussian": ["kernels/gaussian.py"],
