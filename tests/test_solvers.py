@@ -20,9 +20,13 @@ from diffnum.schedules import Level
 from diffnum.solvers import (
     EULER,
     HEUN,
+    KROGSTAD,
+    KUTTA_3,
     MIDPOINT,
     ORDERS,
     RUNGE_KUTTA_3,
+    STIFF_3,
+    STIFF_4,
     Method,
     Table,
     ab1,
@@ -30,10 +34,12 @@ from diffnum.solvers import (
     ab3,
     ab4,
     adams_bashforth,
+    adams_moulton,
     ddim,
     heun,
     runge_kutta,
     solve,
+    two_stage,
 )
 
 ORDER_TOLERANCE = {1: 0.1, 2: 0.1, 3: 0.1, 4: 0.15}
@@ -61,6 +67,16 @@ METHODS: dict[str, tuple[int, Builder]] = {
     "rk3": (3, lambda path: runge_kutta(path, RUNGE_KUTTA_3)),
 }
 """Name: order and table."""
+MORE: dict[str, tuple[int, Builder]] = {
+    **{f"am{k}": (k, lambda path, k=k: adams_moulton(path, k)) for k in (2, 3, 4)},
+    "weak": (2, lambda path: runge_kutta(path, two_stage(0.5, weak=True))),
+    "ralston": (2, lambda path: runge_kutta(path, two_stage(2 / 3))),
+    "kutta": (3, lambda path: runge_kutta(path, KUTTA_3)),
+    "krogstad": (4, lambda path: runge_kutta(path, KROGSTAD)),
+    "stiff 3": (3, lambda path: runge_kutta(path, STIFF_3)),
+    "stiff 4": (4, lambda path: runge_kutta(path, STIFF_4)),
+}
+"""Methods of the chapter on samplers."""
 RAMPS: dict[str, tuple[int, Builder]] = {
     f"ab{k} ramp": (min(k, 2), lambda path, k=k: adams_bashforth(path, k, start="ramp")) for k in (1, 2, 3, 4)
 }
@@ -539,6 +555,67 @@ def test_unit_variance_hides_a_broken_solver():
         assert_order(lambda n: run(n, 1.7, 1.1), exact_end(1.7), 2, (480, 960))
 
 
+@pytest.mark.claim("samplers-adams-moulton", "samplers-polynomials", "samplers-corrector-order")
+@pytest.mark.parametrize("method", MORE)
+@pytest.mark.parametrize(
+    ("name", "nodes"), [("x0", "random"), ("noise ratio", "uniform"), ("velocity", "karras"), ("noise", "random")]
+)
+def test_order_of_more_methods(name, nodes, method):
+    order, build = MORE[method]
+
+    def run(n: int) -> np.ndarray:
+        return solve(PEAKS.denoise, STARTS, build(PATHS[name](LATE, grid(nodes, LATE, n))))
+
+    steps = (240, 480) if order == 4 else steps_for(order)
+    assert_order(run, exact(LATE), order, steps)
+
+
+@pytest.mark.claim("samplers-adams-moulton", "samplers-polynomials")
+@pytest.mark.parametrize("method", MORE)
+@pytest.mark.parametrize(("name", "ends"), [("constant rate", (0.0, 2.0)), ("varying rate", (2.0, 0.0))])
+def test_order_of_more_methods_on_a_semilinear_equation(name, ends, method):
+    order, build = MORE[method]
+    problem, path = SEMILINEAR[name]
+
+    def run(n: int) -> np.ndarray:
+        t = reference.random_ratio(*ends, n)
+        return solve(problem.denoise, problem.exact(ends[0]), build(path(problem, t)))
+
+    assert_order(run, problem.exact(ends[1]), order, {2: (160, 320), 3: (240, 480), 4: (160, 320)}[order])
+
+
+@pytest.mark.claim("solvers-ends")
+@pytest.mark.parametrize("method", ["am2", "am3", "am4", "kutta", "krogstad", "stiff 4"])
+@pytest.mark.parametrize(("name", "t_noise"), [("velocity", 1.0), ("noise ratio", 0.9)])
+def test_more_methods_keep_their_order_through_the_ends(name, t_noise, method):
+    """Those that evaluate at sigma = 0 give their last step to a method of order 3."""
+    order, build = MORE[method]
+    schedule = schedules.truncate(FLOW, t_clean=0.0, t_noise=t_noise)
+
+    def run(n: int) -> np.ndarray:
+        return solve(PEAKS.denoise, STARTS, build(PATHS[name](schedule, grids.uniform(schedule, n))))
+
+    assert_order(run, exact(schedule), order, (320, 640) if order == 4 else (480, 960))
+
+
+@pytest.mark.claim("solvers-ends")
+def test_the_method_of_the_last_step_can_be_chosen():
+    path = paths.noise(FLOW, np.array([0.9, 0.6, 0.2, 0.0]), coordinate="ratio")
+    assert runge_kutta(path, HEUN).evaluations == 6
+    assert runge_kutta(path, HEUN, end=EULER).evaluations == 5
+    assert runge_kutta(path, MIDPOINT, end=EULER).evaluations == 5
+    assert runge_kutta(path, MIDPOINT).evaluations == 6
+    assert runge_kutta(path, KROGSTAD).evaluations == 4 + 4 + 3
+    with_clock = MIDPOINT._replace(clock="log_snr")
+    assert runge_kutta(path, with_clock).level.sigma[-1] == runge_kutta(path, MIDPOINT).level.sigma[-1]
+
+
+@pytest.mark.parametrize("c", [0.0, -0.5, 1.5, math.nan, "half"])
+def test_stages_outside_the_step(c):
+    with pytest.raises(ValueError, match="c must be"):
+        two_stage(c)
+
+
 # -- stiffness --------------------------------------------------------------------------------------------------------
 
 
@@ -561,20 +638,23 @@ def weak(table: Table) -> Table:
     return table._replace(weights=weights)
 
 
-@pytest.mark.claim("solvers-stiff-order")
+@pytest.mark.claim("solvers-stiff-order", "samplers-stiff")
 @pytest.mark.parametrize(
     ("make", "order"),
     [
         (lambda path: runge_kutta(path, MIDPOINT), 2),
         (lambda path: runge_kutta(path, RUNGE_KUTTA_3), 2),
         (lambda path: weak(runge_kutta(path, MIDPOINT)), 1),
+        (lambda path: runge_kutta(path, two_stage(0.5, weak=True)), 1),
+        (lambda path: runge_kutta(path, STIFF_3), 3),
+        (lambda path: runge_kutta(path, STIFF_4), 4),
     ],
-    ids=["midpoint", "rk3", "weak midpoint"],
+    ids=["midpoint", "rk3", "weak midpoint", "weak two-stage", "stiff 3", "stiff 4"],
 )
 def test_orders_on_a_stiff_equation(make, order):
-    """kappa h is 800 and more: strict order 2 stays, the weak variant falls to 1, order 3 to its strict 2."""
-    errors = [prothero_robinson(n, make) for n in (40, 80)]
-    (slope,) = reference.slopes((40, 80), errors)
+    """kappa h is 800 and more: strict orders stay, the weak variant falls to 1, order 3 to its strict 2."""
+    steps = (20, 40) if order == 4 else (40, 80)
+    (slope,) = reference.slopes(steps, [prothero_robinson(n, make) for n in steps])
     assert slope == pytest.approx(order, abs=0.1)
 
 
@@ -1799,3 +1879,97 @@ def test_a_denoiser_cannot_write_to_the_state(method, dtype):
     copies = method(lambda x, level: writes(x.copy(), level), x, path_of_four())
     np.testing.assert_array_equal(copies, method(lambda x, level: 0.5 * x, x, path_of_four()))
     assert method(lambda x, level: x, x, path_of_four()).flags.writeable
+
+
+# -- constants, not only slopes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.claim("solvers-strong-order")
+@pytest.mark.parametrize(("method", "share"), [("ab1", 1.0 / 8.0), ("ab2", 1.0 / 16.0)])
+def test_strong_error_is_the_sum_of_squares_of_the_steps(method, share):
+    """The difference of n and 2n steps, with its constant: each step of length h has variance share K^2 D_x^2 b^2 h^3.
+
+    Order 1 freezes D, and the two fine steps see half-way: (h/2) B(h/2), of variance h^3/8. Order 2 extrapolates with
+    the noise of the step before, which adds (h/2) B(h) in coarse steps and (h/4) B(h) in fine ones: h^3/16.
+    """
+    n, skip, std = 400, 4, 1.7
+    start, stop = (float(NOISY.log_snr(t)) for t in (NOISY.t_noise, NOISY.t_clean))
+    h = (stop - start) / n
+    first = start + skip * h
+
+    def of_level(lam: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Growth of a disturbance of x on the exact path with eta = 1, and K^2 D_x^2 b^2; alpha + sigma = 1."""
+        alpha, sigma = 1.0 / (1.0 + np.exp(-lam)), 1.0 / (1.0 + np.exp(lam))
+        slope = alpha * std**2 / ((alpha * std) ** 2 + sigma**2)
+        kernel = 2.0 * alpha
+        return -alpha - 1.0 + kernel * slope, (kernel * slope) ** 2 * 2.0 * sigma**2
+
+    lam = np.linspace(first, stop, 4001)
+    growth, variance = of_level(lam)
+    middle = 0.5 * (growth[1:] + growth[:-1]) * np.diff(lam)
+    to_the_end = np.exp(np.concatenate([np.cumsum(middle[::-1])[::-1], [0.0]]))
+    integral = np.trapezoid(to_the_end**2 * variance, lam)
+
+    def parts(steps: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        path = paths.x0(NOISY, grid("uniform", NOISY, steps), eta=1.0)
+        return response(METHODS[method][1](path), gaussian(0.8, std))[2][:-1], *path.propagate(path.start, path.stop)
+
+    coarse, (fine, factor, noise) = parts(n)[0], parts(2 * n)
+    shares = np.stack([factor[1::2] * noise[::2], noise[1::2]], axis=1)
+    shares /= np.sqrt(np.sum(shares**2, axis=1, keepdims=True))
+    found = np.sum((coarse[:, None] * shares - np.stack([fine[::2], fine[1::2]], axis=1))[skip:] ** 2)
+    assert found == pytest.approx(share * h**2 * integral, rel=0.02)
+    # the plausible mistakes: errors that add up instead of their squares, D frozen in both runs, no growth
+    for wrong in (share * h * integral, h**2 * integral / 3.0, share * h**2 * np.trapezoid(variance, lam)):
+        assert found != pytest.approx(wrong, rel=0.05)
+
+
+@pytest.mark.claim("solvers-global-error")
+@pytest.mark.parametrize("rate", [0.0, 0.7, -0.7])
+@pytest.mark.parametrize(("order", "largest"), [(1, 1.0), (2, 4.0)])
+def test_global_error_is_below_its_bound_and_above_the_sum_of_local_errors(rate, order, largest):
+    """y' = a y + L y, the second part extrapolated: local errors d_n from the exact solution, the bound from them.
+
+    No step is longer than twice the one before: weights of order 2 add up to at most W h with W = 4 e^(|a| h).
+    """
+    lipschitz = 1.1
+    widths = np.resize([1.0, 2.0, 1.3, 0.9], 40)
+    t = np.concatenate([[0.0], 2.0 * np.cumsum(widths) / np.sum(widths)])
+    path = paths.semilinear(t, rate)
+    table = adams_bashforth(path, order)
+    y = np.exp((rate + lipschitz) * t)
+    found = solve(lambda y, level: lipschitz * y, np.ones(1), table, trajectory=True)[:, 0]
+    longest = np.diff(t).max()
+    first = order - 1
+    local, weights = [], []
+    for n in range(40):
+        kept = math.exp(rate * (t[n + 1] - t[n]))
+        if n < first:
+            moment = path.moments(path.start, path.stop, 1)[0][n]
+            used = {n: moment}
+        else:
+            used = lagrange_step(t, n, order, rate)
+        weights.append(sum(map(abs, used.values())) / (t[n + 1] - t[n]))
+        local.append(y[n + 1] - kept * y[n] - sum(w * lipschitz * y[j] for j, w in used.items()))
+    w = largest * math.exp(abs(rate) * longest)
+    c = (math.exp(abs(rate) * longest) - 1.0) / longest
+    assert max(weights) <= w * (1.0 + EXACT)
+    bound = math.exp((c + lipschitz * w) * t[-1]) * np.sum(np.abs(local))
+    worst = np.max(np.abs(found - y))
+    assert worst <= bound
+    # without the growth of earlier errors the bound is wrong, and without L too where only P grows
+    if rate >= 0.0:
+        assert worst > 1.5 * np.sum(np.abs(local))
+    # and it is sharp to the growth: it exceeds the error by that factor at most
+    assert worst > np.exp(-abs(rate + lipschitz) * t[-1]) * np.sum(np.abs(local)) * 0.5
+
+
+def lagrange_step(t: np.ndarray, n: int, order: int, rate: float) -> dict[int, float]:
+    """Weights of order 1 or 2 by quadrature of exp(a (t' - s)) times the Lagrange basis."""
+    x, gauss = np.polynomial.legendre.leggauss(20)
+    s = t[n] + (t[n + 1] - t[n]) * (x + 1.0) / 2.0
+    kernel = np.exp(rate * (t[n + 1] - s)) * gauss * (t[n + 1] - t[n]) / 2.0
+    if order == 1:
+        return {n: float(np.sum(kernel))}
+    r = (s - t[n]) / (t[n] - t[n - 1])
+    return {n: float(np.sum(kernel * (1.0 + r))), n - 1: float(np.sum(kernel * -r))}
