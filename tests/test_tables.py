@@ -15,14 +15,20 @@ from diffnum import paths, schedules
 from diffnum.solvers import (
     EULER,
     HEUN,
+    KROGSTAD,
+    KUTTA_3,
     MIDPOINT,
     RUNGE_KUTTA_3,
+    STIFF_3,
+    STIFF_4,
     Method,
     Table,
     adams_bashforth,
     assemble,
+    multistep,
     runge_kutta,
     solve,
+    two_stage,
 )
 
 ROUNDING = 2e-13
@@ -304,6 +310,195 @@ def test_weak_order_of_the_published_third_order_method():
     c = np.array([0.0, 1 / 3, 2 / 3])
     assert [b.sum(), b @ c, b @ c**2] == pytest.approx([1.0, 1 / 2, 1 / 3], abs=1e-14)
     assert b[2] * states[1][1][1] * c[1] == pytest.approx(1 / 6, abs=1e-14)
+
+
+# -- stages that no Lagrange polynomial makes, and all stiff conditions -----------------------------------------------
+
+
+def exact_phi(k: int, z: float) -> float:
+    mpmath = pytest.importorskip("mpmath")
+    if z == 0.0:
+        return 1.0 / math.factorial(k)
+    with mpmath.workdps(60):
+        terms = sum(mpmath.mpf(z) ** j / mpmath.factorial(j) for j in range(k))
+        return float((mpmath.exp(mpmath.mpf(z)) - terms) / mpmath.mpf(z) ** k)
+
+
+def tableau(method: Method, z: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """c, a and b of one step of length 1 on y' = z y + f; row i of a leads to stage i."""
+    states = of_whole_step(runge_kutta(paths.semilinear(np.array([0.0, 1.0]), z), method), 0)
+    count = len(method.stages)
+    rows = np.array([[weights.get(j, 0.0) for j in range(count)] for _, weights in states])
+    return np.asarray(method.stages), np.vstack([np.zeros(count), rows[:-1]]), rows[-1]
+
+
+CLASSICAL = {
+    "kutta": (KUTTA_3, [[0, 0, 0], [1 / 2, 0, 0], [-1, 2, 0]], [1 / 6, 4 / 6, 1 / 6]),
+    "krogstad": (
+        KROGSTAD, [[0] * 4, [1 / 2, 0, 0, 0], [0, 1 / 2, 0, 0], [0, 0, 1, 0]], [1 / 6, 2 / 6, 2 / 6, 1 / 6]
+    ),
+    "alpha 2/3": (two_stage(2 / 3), [[0, 0], [2 / 3, 0]], [1 / 4, 3 / 4]),
+    "alpha 2/3 weak": (two_stage(2 / 3, weak=True), [[0, 0], [2 / 3, 0]], [1 / 4, 3 / 4]),
+}  # fmt: skip
+
+
+@pytest.mark.claim("samplers-polynomials")
+@pytest.mark.parametrize("name", CLASSICAL)
+def test_without_a_linear_part_they_are_the_classical_methods(name):
+    method, a, b = CLASSICAL[name]
+    _, found_a, found_b = tableau(method, 0.0)
+    np.testing.assert_allclose(found_a, a, atol=1e-15)
+    np.testing.assert_allclose(found_b, b, atol=1e-15)
+
+
+@pytest.mark.claim("samplers-polynomials")
+@pytest.mark.parametrize("z", [-30.0, -1.0, -1e-3, 0.5])
+def test_krogstad_and_cox_matthews_as_published(z):
+    """Krogstad (2005) in phi-functions; ETD3RK of Cox and Matthews (2002), equations 23 to 25, in exponentials."""
+    phi = {(k, c): exact_phi(k, c * z) for k in (1, 2, 3) for c in (0.5, 1.0)}
+    _, a, b = tableau(KROGSTAD, z)
+    expected = np.zeros((4, 4))
+    expected[1, 0] = phi[1, 0.5] / 2
+    expected[2, :2] = phi[1, 0.5] / 2 - phi[2, 0.5], phi[2, 0.5]
+    expected[3, [0, 2]] = phi[1, 1.0] - 2 * phi[2, 1.0], 2 * phi[2, 1.0]
+    p1, p2, p3 = (phi[k, 1.0] for k in (1, 2, 3))
+    np.testing.assert_allclose(a, expected, rtol=1e-11, atol=1e-14)
+    np.testing.assert_allclose(b, [p1 - 3 * p2 + 4 * p3, *[2 * p2 - 4 * p3] * 2, 4 * p3 - p2], rtol=1e-10, atol=1e-13)
+    if abs(z) > 0.1:
+        _, a, b = tableau(KUTTA_3, z)
+        full, half = math.exp(z), math.exp(z / 2)
+        np.testing.assert_allclose(a[2], [-(full - 1) / z, 2 * (full - 1) / z, 0.0], rtol=1e-11)
+        np.testing.assert_allclose(a[1], [(half - 1) / z, 0.0, 0.0], rtol=1e-11)
+        cox = [-4 - z + full * (4 - 3 * z + z**2), 4 * (2 + z + full * (z - 2)), -4 - 3 * z - z**2 + full * (4 - z)]
+        np.testing.assert_allclose(b, np.array(cox) / z**3, rtol=1e-11)
+
+
+@pytest.mark.claim("samplers-stiff")
+@pytest.mark.parametrize("z", [-1e5, -30.0, -1.0, -1e-3, 0.5])
+@pytest.mark.parametrize(
+    ("method", "strict"),
+    [(two_stage(0.4), 2), (two_stage(0.4, weak=True), 1), (KUTTA_3, 1), (KROGSTAD, 3), (STIFF_3, 3), (STIFF_4, 4)],
+    ids=["two", "two weak", "kutta", "krogstad", "stiff 3", "stiff 4"],
+)  # fmt: skip
+def test_all_stiff_conditions(method, strict, z):
+    """Of the weights at the end, and of the stages they rest on; the method that claims more fails one of them."""
+    c, a, b = tableau(method, z)
+    scale = np.sum(np.abs(b))
+
+    def psi(q: int) -> np.ndarray:
+        """What the stages miss of degree q - 1."""
+        made = a @ c ** (q - 1) / math.factorial(q - 1)
+        return np.array([ci**q * exact_phi(q, ci * z) for ci in c]) - made
+
+    def misses(p: int) -> float:
+        """Largest violation of the conditions of order p."""
+        ends = [b @ c**j / math.factorial(j) - exact_phi(j + 1, z) for j in range(p)]
+        stages = [b * psi(q) for q in range(1, p)]
+        inner = [np.abs(b) @ np.abs(a) @ np.abs(psi(q)) for q in range(1, p - 1)]
+        return float(max(np.max(np.abs(part)) for part in (*ends, *stages, *inner)) / scale)
+
+    weights_only = method in {KROGSTAD, KUTTA_3}
+    if weights_only:
+        # Krogstad's weights at the end are right up to order 3, but they rest on an Euler stage
+        ends = [abs(b @ c**j / math.factorial(j) - exact_phi(j + 1, z)) for j in range(3)]
+        assert max(ends) <= 1e-11 * scale
+        assert z < -1e4 or misses(3) > 1e-8
+    else:
+        assert misses(strict) <= 1e-11
+        if -100.0 < z < -0.1:
+            assert misses(strict + 1) > 1e-4
+
+
+@pytest.mark.claim("samplers-rule")
+def test_stages_in_log_snr_on_another_coordinate():
+    """The stage lies at the geometric mean of sigma/alpha; its weights are those of the path up to there."""
+    path = paths.noise(FLOW, FLOW.time(LOG_SNR), coordinate="ratio")
+    method = Method("in log-SNR", 2, (0.0, 0.5), ((0,), (0, 1)), clock="log_snr")
+    table = runge_kutta(path, method)
+    found = np.asarray(table.level.log_snr)[1::2]
+    np.testing.assert_allclose(found, (LOG_SNR[1:] + LOG_SNR[:-1]) / 2.0, atol=1e-13)
+    rho = np.exp(-LOG_SNR)
+    first, _ = of_whole_step(table, 3)[0][1][6], None
+    inside = np.exp(-found[3])
+    assert first == pytest.approx(float(table.level.alpha[7]) * (inside - rho[3]), rel=1e-12)
+    last = of_whole_step(table, 3)[1][1]
+    h, place = rho[4] - rho[3], (inside - rho[3]) / (rho[4] - rho[3])
+    alpha = float(FLOW.alpha(FLOW.time(LOG_SNR[4])))
+    assert last[7] == pytest.approx(alpha * h / (2.0 * place), rel=1e-11)
+    assert last[6] == pytest.approx(alpha * h * (1.0 - 1.0 / (2.0 * place)), rel=1e-11)
+    half = np.asarray(runge_kutta(path, MIDPOINT).level.sigma / runge_kutta(path, MIDPOINT).level.alpha)[1::2]
+    np.testing.assert_allclose(half, (rho[1:] + rho[:-1]) / 2.0, rtol=1e-12)
+
+
+@pytest.mark.claim("samplers-independent")
+def test_noise_at_the_end_is_that_of_the_step():
+    path = paths.x0(VP, VP.time(LOG_SNR), eta=ETAS)
+    table = runge_kutta(path, RUNGE_KUTTA_3._replace(noise="end"))
+    whole = path.propagate(path.start, path.stop)[1]
+    np.testing.assert_array_equal(np.asarray(table.noise).reshape(-1, 3)[:, :2], 0.0)
+    np.testing.assert_allclose(np.asarray(table.noise)[2::3], whole, rtol=1e-14)
+    exact = np.asarray(runge_kutta(path, RUNGE_KUTTA_3).noise).reshape(-1, 3)
+    assert np.all(exact[ETAS > 0.0] > 0.0)
+    np.testing.assert_allclose(runge_kutta(path, RUNGE_KUTTA_3).weights, table.weights, rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"corrector": ()}, "distinct values at or before its start"),
+        ({"corrector": (0, 0)}, "distinct values at or before its start"),
+        ({"corrector": (1, 0)}, "distinct values at or before its start"),
+        ({"corrector": tuple(-j for j in range(6))}, "at most 5 values, got 6"),
+        ({"basis": (None, None)}, "a polynomial for each node or None"),
+        ({"basis": (((1.0,), (2.0,)),)}, "a polynomial for each node or None"),
+        ({"basis": (((),),)}, "a polynomial for each node or None"),
+        ({"clock": "sigma"}, "clock must be one of"),
+        ({"noise": "none"}, "noise must be one of"),
+    ],
+)
+def test_methods_that_do_not_fit(change, message):
+    path = paths.x0(VP, VP.time(LOG_SNR))
+    with pytest.raises(ValueError, match=message):
+        assemble(path, [EULER] * 6 + [EULER._replace(**change)] * 3)
+
+
+def test_a_corrector_needs_the_steps_it_looks_at():
+    path = paths.x0(VP, VP.time(LOG_SNR))
+    for corrector, first in (((0,), 1), ((0, -1), 1), ((0, -1, -2), 2)):
+        corrected = EULER._replace(corrector=corrector)
+        assert corrected.history == first
+        with pytest.raises(ValueError, match=f"it needs {first} earlier steps"):
+            assemble(path, [EULER] * (first - 1) + [corrected] * (10 - first))
+        assert assemble(path, [EULER] * first + [corrected] * (9 - first)).evaluations == 9
+    with pytest.raises(ValueError, match="gaps between them"):
+        assemble(paths.churn(path, 0.1), [EULER] + [EULER._replace(corrector=(0, -1))] * 8)
+
+
+@pytest.mark.claim("samplers-corrector")
+def test_a_step_after_a_runge_kutta_step_can_be_corrected():
+    """The correction of a midpoint step refers to its stage: w - v with v at the stage of the step before."""
+    path = paths.noise(VP, VP.time(LOG_SNR), coordinate="ratio")
+    rho = np.exp(-LOG_SNR)
+    table = assemble(path, [EULER, MIDPOINT, *[EULER._replace(corrector=(0, -1))] * 7])
+    row = by_source(table)[3]
+    alpha = np.asarray(path.stop.alpha)
+    carry = float(table.carry[3])
+    h = rho[2] - rho[1]
+    # corrected: h/2 of f at both ends; predicted: h of the stage
+    assert row[3] == pytest.approx(carry * alpha[1] * h / 2.0 + alpha[2] * (rho[3] - rho[2]), rel=1e-12)
+    assert row[1] == pytest.approx(carry * alpha[1] * h / 2.0, rel=1e-11)
+    assert row[2] == pytest.approx(-carry * alpha[1] * h, rel=1e-12)
+
+
+def test_a_ladder_survives_infinite_ends():
+    """From alpha = 0 and to sigma = 0 on x0 in log-SNR: order 1 there; the last step forgets what it corrects."""
+    t = np.array([1.0, 0.8, 0.6, 0.3, 0.0])
+    path = paths.x0(FLOW, t)
+    ladder = (EULER, EULER._replace(corrector=(0, -1)))
+    table = multistep(path, ladder)
+    assert [len(row) for row in by_source(table)] == [1, 1, 2, 1]
+    assert np.all(np.isfinite(table.weights))
+    assert float(table.carry[-1]) == 0.0
 
 
 # -- registers and structure ------------------------------------------------------------------------------------------
