@@ -246,6 +246,7 @@ def gradients(
     *,
     wanted: tuple[bool, bool, bool],
     kept: Array | None = None,
+    partial: bool = False,
 ) -> tuple[Array | None, Array | None, Array | None]:
     """Gradients for hidden states, weight and bias: three products, or two where the logits were kept.
 
@@ -267,6 +268,8 @@ def gradients(
         For hidden states, weight and bias: which to compute.
     kept : array or None, optional
         Logits minus the maximum, shape (N, V), in any precision.
+    partial : bool, optional
+        Whether the result is to be summed further, so that the weight's stays in the dtype of sums.
 
     Returns
     -------
@@ -276,6 +279,7 @@ def gradients(
     hidden, weight, bias, _ = inputs
     xp = _backend.namespace(hidden)
     tokens, size = hidden.shape[0], layer.blocks.tokens
+    narrow = layer.dtype if partial else weight.dtype
 
     def zeros(like: Array, shape: tuple[int, ...], dtype: Any) -> Array:
         return _backend.filled(like, shape, 0.0, dtype)
@@ -309,14 +313,14 @@ def gradients(
         )
         of_hidden, w, b = over(tokens, size, block, start, hidden)
         if wanted[1]:
-            of_weight = _backend.write(of_weight, column, _backend.cast(w, weight.dtype))
+            of_weight = _backend.write(of_weight, column, _backend.cast(w, narrow))
         if wanted[2]:
             of_bias = _backend.write(of_bias, column, b)
         return of_hidden, of_weight, of_bias
 
     start = (
         zeros(hidden, hidden.shape, layer.dtype) if wanted[0] else None,
-        zeros(weight, weight.shape, weight.dtype) if wanted[1] else None,
+        zeros(weight, weight.shape, narrow) if wanted[1] else None,
         zeros(weight, bias.shape, layer.dtype) if wanted[2] and bias is not None else None,
     )
     return over(weight.shape[0], layer.blocks.vocabulary, classes, start, hidden)

@@ -26,7 +26,21 @@ from ._linear_cross_entropy import (
 )
 from .logsumexp import Accumulator, finish
 
-__all__ = ["Problem", "Weights", "attach", "losses", "prepare", "quantities", "value_and_gradients", "weigh"]
+__all__ = [
+    "SAVES",
+    "Extras",
+    "Pair",
+    "Problem",
+    "Weights",
+    "attach",
+    "attach_tokens",
+    "losses",
+    "prepare",
+    "quantities",
+    "results",
+    "value_and_gradients",
+    "weigh",
+]
 
 Array = Any
 
@@ -51,6 +65,8 @@ class Problem(NamedTuple):
         Shape (N,).
     shape : tuple of int
         Shape of the targets as they came.
+    vocabulary : int
+        Number of classes; less than the weight has rows where some are padding.
     """
 
     layer: Layer
@@ -59,6 +75,7 @@ class Problem(NamedTuple):
     counted: Array
     token_weight: Array | None
     shape: tuple[int, ...]
+    vocabulary: int
 
 
 class Weights(NamedTuple):
@@ -79,6 +96,22 @@ class Weights(NamedTuple):
     square: Array | None
 
 
+class Extras(NamedTuple):
+    r"""What the sweep knows beside the loss.
+
+    Attributes
+    ----------
+    lse : array or None
+        Log-sum-exp of every token, ignored ones included, :eq:`cross_entropy-logits`; differentiable.
+    accuracy : array or None
+        Whether the target is the first largest class: for each token (False where ignored), their number, or their
+        share of the counted tokens, as the reduction is "none", "sum" or "mean".
+    """
+
+    lse: Array | None
+    accuracy: Array | None
+
+
 def prepare(
     hidden: Array,
     weight: Array,
@@ -95,6 +128,7 @@ def prepare(
     spread: bool = False,
     top: bool = False,
     whole_rows: bool = False,
+    vocabulary: int | None = None,
 ) -> Problem:
     """Check arrays and bring them into one library; parameters as in `linear_cross_entropy`.
 
@@ -106,6 +140,8 @@ def prepare(
         As documented there.
     spread, top, whole_rows : bool, optional
         What the sweep is to find, and whether it keeps whole rows of logits.
+    vocabulary : int or None, optional
+        Number of classes, where it is not the number of rows of the weight.
 
     Returns
     -------
@@ -124,7 +160,8 @@ def prepare(
         shapes = f"{tuple(hidden.shape)} and {tuple(weight.shape)}"
         msg = f"hidden and weight must have shapes (..., d) and (V, d) with V >= 1, got {shapes}"
         raise ValueError(msg)
-    batch, vocabulary = tuple(hidden.shape[:-1]), weight.shape[0]
+    batch, rows = tuple(hidden.shape[:-1]), int(weight.shape[0])
+    count: int = rows if vocabulary is None else vocabulary
     optional = (bias, class_weight, token_weight, None if isinstance(logit_scale, float | int) else logit_scale)
     xp = _backend.namespace(hidden, weight, targets, *optional)
     like = next((a for a in (hidden, weight, targets, *optional) if a is not None and _is_of(xp, a)), hidden)
@@ -134,9 +171,9 @@ def prepare(
         targets = _backend.filled(hidden, batch, -1, xp.int32 if _backend.is_jax(hidden) else xp.int64)
         counted = _backend.filled(hidden, batch, False, xp.bool)
     else:
-        targets, counted = _targets(targets, batch, vocabulary, ignore_index, like)
-    bias = _vector("bias", bias, (vocabulary,), like)
-    class_weight = _vector("class_weight", class_weight, (vocabulary,), like)
+        targets, counted = _targets(targets, batch, count, ignore_index, like)
+    bias = _vector("bias", bias, (rows,), like)
+    class_weight = _vector("class_weight", class_weight, (rows,), like)
     token_weight = _vector("token_weight", token_weight, batch, like)
     if logit_scale is not None:
         logit_scale = _vector("logit_scale", logit_scale, (), like, dtype)
@@ -144,7 +181,7 @@ def prepare(
     for length in batch:
         tokens *= length
     layer = Layer(
-        choose_blocks(chunk, tokens, vocabulary, 8 if dtype == xp.float64 else 4, whole_rows=whole_rows),
+        choose_blocks(chunk, tokens, rows, 8 if dtype == xp.float64 else 4, whole_rows=whole_rows),
         dtype,
         None if softcap is None else number("softcap", softcap, above=0.0),
         spread,
@@ -161,6 +198,7 @@ def prepare(
         xp.reshape(counted, (tokens,)),
         flat,
         batch,
+        count,
     )
 
 
@@ -188,10 +226,10 @@ def weigh(problem: Problem, reduction: str, label_smoothing: float, z_loss: floa
         msg = f"label_smoothing must be a finite number in [0, 1], got {label_smoothing!r}"
         raise ValueError(msg)
     targets, class_weight = problem.constants.targets, problem.constants.class_weight
-    vocabulary, dtype = problem.inputs.weight.shape[0], problem.layer.dtype
+    vocabulary, dtype = problem.vocabulary, problem.layer.dtype
     xp = _backend.namespace(targets)
     zero = xp.zeros_like(targets, dtype=dtype)
-    inside = (targets >= 0) & (targets < vocabulary)
+    inside = (targets >= 0) & (targets < problem.inputs.weight.shape[0])
     share = _backend.cast(problem.counted, dtype) if problem.token_weight is None else problem.token_weight
     share = xp.where(problem.counted, share, zero)
     of_class = xp.ones_like(zero)
@@ -282,7 +320,7 @@ def attach(
     """
     if save == "gradients" and total:
         return _attach_total(problem, weights, with_lse=with_lse)
-    lse, nll, spread, top = _attach_tokens(problem, keep=save == "logits")
+    lse, nll, spread, top = attach_tokens(problem, _pair(problem, keep=save == "logits"))
     loss = losses(weights, lse, nll, spread)
     return (_backend.namespace(loss).sum(loss) if total else loss), lse, top
 
@@ -343,42 +381,119 @@ def value_and_gradients(
     return kept, _scaled(problem.inputs, raw, wanted)
 
 
-def _attach_tokens(problem: Problem, *, keep: bool) -> tuple[Array, Array, Array | None, Array | None]:
+class Pair(NamedTuple):
+    """A sweep and its pull-back.
+
+    Attributes
+    ----------
+    sweep : callable
+        ``sweep(inputs, constants, kept) -> (Statistics, array or None)``; `kept` says whether it is to keep logits.
+    pull : callable
+        ``pull(inputs, constants, statistics, coefficients, wanted, logits)``: three gradients, as `gradients`.
+    """
+
+    sweep: Callable[..., Any]
+    pull: Callable[..., Any]
+
+
+def _pair(problem: Problem, *, keep: bool) -> Pair:
     layer = problem.layer
+
+    def sweep(inputs: Inputs, constants: Constants, kept: bool) -> Any:
+        if keep and kept:
+            return statistics_and_logits(layer, inputs, constants)
+        return statistics(layer, inputs, constants), None
+
+    def pull(inputs: Inputs, constants: Constants, found: Statistics, coefficients: Coefficients, *rest: Any) -> Any:
+        wanted, logits = rest
+        return gradients(layer, inputs, constants, found, coefficients, wanted=wanted, kept=logits)
+
+    return Pair(sweep, pull)
+
+
+def attach_tokens(problem: Problem, pair: Pair) -> tuple[Array, Array, Array | None, Array | None]:
+    """Quantities of all tokens and the largest class, with derivatives in reverse mode for any cotangents.
+
+    Parameters
+    ----------
+    problem : Problem
+        The call.
+    pair : Pair
+        Who sweeps.
+
+    Returns
+    -------
+    tuple of array or None
+        Log-sum-exp, negative log-likelihood, spread, largest class: shape (N,) each.
+    """
 
     def again(inputs: Any, constants: Any) -> Problem:
         return problem._replace(inputs=Inputs(*inputs), constants=Constants(*constants))
 
     def value(inputs: Any, constants: Any) -> Any:
         call = again(inputs, constants)
-        found = statistics(layer, call.inputs, call.constants)
+        found, _ = pair.sweep(call.inputs, call.constants, False)
         return (*quantities(call, found), found.top)
 
     def forward(inputs: Any, constants: Any, wanted: Any) -> Any:
         del wanted
         call = again(inputs, constants)
-        found, kept = statistics(layer, call.inputs, call.constants), None
-        if keep:
-            found, kept = statistics_and_logits(layer, call.inputs, call.constants)
+        found, kept = pair.sweep(call.inputs, call.constants, True)
         return (*quantities(call, found), found.top), (found.max, found.sum, kept)
 
     def backward(inputs: Any, constants: Any, saved: Any, cotangents: Any, wanted: Any) -> Any:
         call = again(inputs, constants)
         peak, total, kept = saved
-        of_lse, of_nll, of_spread, _ = (*cotangents, None)[:4]
+        of_lse, of_nll, of_spread, _ = cotangents
         zero = _backend.namespace(peak).zeros_like(peak)
         of_nll = zero if of_nll is None else of_nll
-        pull = of_nll if of_lse is None else of_nll + of_lse
-        pull = pull if of_spread is None else pull + of_spread * _mass(call)
+        pulled = of_nll if of_lse is None else of_nll + of_lse
+        pulled = pulled if of_spread is None else pulled + of_spread * _mass(call)
         found = Statistics(peak, total, zero, None, None)
-        coefficients = Coefficients(pull, of_nll, of_spread)
-        raw = gradients(
-            layer, call.inputs, call.constants, found, coefficients, wanted=_needed(call, wanted), kept=kept
-        )
+        coefficients = Coefficients(pulled, of_nll, of_spread)
+        raw = pair.pull(call.inputs, call.constants, found, coefficients, _needed(call, wanted), kept)
         grads = _scaled(call.inputs, raw, wanted)
         return tuple(None if g is None else _backend.cast(g, x.dtype) for g, x in zip(grads, inputs, strict=True))
 
     return _backend.join(value, forward, backward, tuple(problem.inputs), tuple(problem.constants))  # pyright: ignore[reportReturnType]
+
+
+def results(problem: Problem, reduction: str, loss: Array, lse: Array | None, top: Array | None) -> Any:
+    """Loss in the shape of the targets, and what was asked for beside it.
+
+    Parameters
+    ----------
+    problem : Problem
+        The call.
+    reduction : str
+        One of `REDUCTIONS`.
+    loss : array
+        Shape () or (N,).
+    lse, top : array or None
+        What is to be returned.
+
+    Returns
+    -------
+    array, or tuple of array and Extras
+        What `linear_cross_entropy` returns.
+    """
+    xp = _backend.namespace(loss)
+    loss = xp.reshape(loss, problem.shape) if reduction == "none" else loss
+    if lse is None and top is None:
+        return loss
+    accuracy = None
+    if top is not None:
+        right = (top == problem.constants.targets) & problem.counted
+        accuracy = xp.reshape(right, problem.shape)
+        if reduction != "none":
+            # counted in integers: a sum of ones in 16 bits stalls at 256
+            number = xp.sum(xp.astype(right, top.dtype), dtype=top.dtype)
+            counted = xp.sum(xp.astype(problem.counted, top.dtype), dtype=top.dtype)
+            accuracy = number
+            if reduction == "mean":
+                safe = xp.where(counted == 0, xp.ones_like(counted), counted)
+                accuracy = _backend.cast(number, loss.dtype) / _backend.cast(safe, loss.dtype)
+    return loss, Extras(None if lse is None else xp.reshape(lse, problem.shape), accuracy)
 
 
 def _attach_total(problem: Problem, weights: Weights, *, with_lse: bool) -> tuple[Array, Array | None, Array | None]:
@@ -440,7 +555,7 @@ def _mass(problem: Problem) -> Any:
     """Sum of the class weights."""
     class_weight = problem.constants.class_weight
     if class_weight is None:
-        return float(problem.inputs.weight.shape[0])
+        return float(problem.vocabulary)
     return _backend.namespace(class_weight).sum(class_weight)
 
 

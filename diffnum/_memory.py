@@ -72,8 +72,8 @@ def linear_cross_entropy_bytes(
     Notes
     -----
     Counted for the program that XLA makes for a CPU: ``retained + transient`` is its temporary memory, within 2 % where
-    the inputs are of the dtype of sums. For narrower inputs XLA widens both matrices as a whole, which is counted. NumPy
-    and PyTorch need one to two more blocks of logits.
+    the inputs are of the dtype of sums and there are eight blocks of classes or more. For narrower inputs XLA widens
+    both matrices as a whole, which is counted. NumPy and PyTorch need one to two more blocks of logits.
 
     Examples
     --------
@@ -102,4 +102,7 @@ def linear_cross_entropy_bytes(
         retained = wide * 2 * tokens + (2 * tokens * vocabulary if save == "logits" else 0)
         transient = wide * (n * c + 3 * c * features + 2 * n * features + tokens)
         transient += 0 if narrow == wide else wide * tokens * features
+        if save == "logits" and features < n:
+            # whole rows of logits, which else find room in the memory of the gradient to come
+            transient = max(transient, wide * (n * vocabulary + c * features))
     return Memory(narrow * both, narrow * both, retained, transient + widened, wide * tokens * vocabulary)

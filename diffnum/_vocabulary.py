@@ -22,7 +22,7 @@ Array = Any
 
 
 class TopK(NamedTuple):
-    r"""The most probable classes, in falling order.
+    r"""The most probable classes of :eq:`cross_entropy-logits`, in falling order.
 
     Attributes
     ----------

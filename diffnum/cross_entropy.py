@@ -16,8 +16,19 @@ from typing import Any, Literal, NamedTuple
 from . import _backend
 from ._arguments import choose
 from ._linear_cross_entropy import statistics
-from ._linear_loss import SAVES, attach, losses, prepare, quantities, value_and_gradients, weigh
+from ._linear_loss import (
+    SAVES,
+    Extras,
+    attach,
+    losses,
+    prepare,
+    quantities,
+    results,
+    value_and_gradients,
+    weigh,
+)
 from ._memory import Memory, linear_cross_entropy_bytes
+from ._sharded_cross_entropy import sharded_linear_cross_entropy
 from ._vocabulary import TopK, argmax, entropy, sample, softmax_embed, top_k
 
 __all__ = [
@@ -31,6 +42,7 @@ __all__ = [
     "linear_cross_entropy_and_grad",
     "linear_cross_entropy_bytes",
     "sample",
+    "sharded_linear_cross_entropy",
     "softmax_embed",
     "top_k",
 ]
@@ -38,22 +50,6 @@ __all__ = [
 Array = Any
 Reduction = Literal["mean", "sum", "none"]
 Save = Literal["gradients", "logits", "nothing"]
-
-
-class Extras(NamedTuple):
-    r"""What the sweep knows beside the loss.
-
-    Attributes
-    ----------
-    lse : array or None
-        Log-sum-exp of every token, ignored ones included, :eq:`cross_entropy-logits`; differentiable.
-    accuracy : array or None
-        Whether the target is the first largest class: for each token (False where ignored), their number, or their
-        share of the counted tokens, as the reduction is "none", "sum" or "mean".
-    """
-
-    lse: Array | None
-    accuracy: Array | None
 
 
 class Gradients(NamedTuple):
@@ -206,7 +202,7 @@ def linear_cross_entropy(
         loss = _backend.namespace(loss).sum(loss) if total else loss
     else:
         loss, lse, top = attach(problem, weights, save, total=total, with_lse=return_lse)
-    return _results(problem, reduction, loss, lse if return_lse else None, top)
+    return results(problem, reduction, loss, lse if return_lse else None, top)
 
 
 def linear_cross_entropy_and_grad(
@@ -307,29 +303,8 @@ def linear_cross_entropy_and_grad(
     xp = _backend.namespace(of_hidden)
     loss = losses(weights, lse, nll, spread)
     loss = loss if reduction == "none" else xp.sum(loss)
-    result = _results(problem, reduction, loss, lse if return_lse else None, top)
+    result = results(problem, reduction, loss, lse if return_lse else None, top)
     return result, Gradients(xp.reshape(of_hidden, (*problem.shape, weight.shape[1])), *others)
-
-
-def _results(problem: Any, reduction: str, loss: Array, lse: Array | None, top: Array | None) -> Any:
-    """The loss in the shape of the targets, and what was asked for beside it."""
-    xp = _backend.namespace(loss)
-    loss = xp.reshape(loss, problem.shape) if reduction == "none" else loss
-    if lse is None and top is None:
-        return loss
-    accuracy = None
-    if top is not None:
-        right = (top == problem.constants.targets) & problem.counted
-        accuracy = xp.reshape(right, problem.shape)
-        if reduction != "none":
-            # counted in integers: a sum of ones in 16 bits stalls at 256
-            number = xp.sum(xp.astype(right, top.dtype), dtype=top.dtype)
-            counted = xp.sum(xp.astype(problem.counted, top.dtype), dtype=top.dtype)
-            accuracy = number
-            if reduction == "mean":
-                safe = xp.where(counted == 0, xp.ones_like(counted), counted)
-                accuracy = _backend.cast(number, loss.dtype) / _backend.cast(safe, loss.dtype)
-    return loss, Extras(None if lse is None else xp.reshape(lse, problem.shape), accuracy)
 
 
 def _cotangent(problem: Any, cotangent: Array, shape: tuple[int, ...]) -> Array:

@@ -59,6 +59,14 @@ MODULES = {
     "phi": ["phi.py"],
     "schedules": ["schedules.py"],
     "logsumexp": ["logsumexp.py"],
+    "cross_entropy": [
+        "cross_entropy.py",
+        "_linear_cross_entropy.py",
+        "_linear_loss.py",
+        "_blocks.py",
+        "_vocabulary.py",
+        "_memory.py",
+    ],
     "paths": ["paths.py", "_quadrature.py", "_guarded.py", "_arguments.py"],
     "solvers": ["solvers.py", "_tables.py", "_runner.py"],
     "samplers": ["samplers.py", "_rules.py"],
@@ -67,6 +75,7 @@ MODULES = {
     "guidance": ["guidance.py"],
     "oracles": ["oracles.py"],
     "parameterization": ["parameterization.py", "_targets.py", "_weights.py", "_laws.py", "_times.py"],
+    "likelihood": ["likelihood.py"],
     "kernels/gaussian": ["kernels/gaussian.py"],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
