@@ -180,17 +180,18 @@ def transport(
         exact = divergence == "exact"
         directions = _basis(x, event_ndim) if exact else probes(rng, x, count, kind=kind, event_ndim=event_ndim)
     trace = _trace(denoise, divergence if callable(divergence) else None, jvp, directions, event_ndim)
-    sampled = divergence == "hutchinson"
+    sampled, size = divergence == "hutchinson", _size(x, event_ndim)
+    # what a direction makes of the identity: its squared length, so that its error cancels in a form p I + q J near 0
+    one = namespace(x).sum(directions**2, axis=_axes(event_ndim)) if sampled else size
     whole = trace if sampled or callable(divergence) else _summed(trace)
     if tolerance is None:
-        end, volume = _by_table(whole, x, path, method or _default, event_ndim)
+        end, volume = _by_table(whole, x, path, method or _default, size=size, one=one)
     else:
         number("tolerance", tolerance, above=0.0)
-        end, volume = _by_tolerance(whole, x, path, tolerance, event_ndim)
+        end, volume = _by_tolerance(whole, x, path, tolerance, size=size, one=one)
     if not sampled:
         return Transport(end, volume, None)
-    xp = namespace(volume)
-    return Transport(end, xp.mean(volume, axis=0), _standard_error(volume, kind, _size(x, event_ndim)))
+    return Transport(end, namespace(volume).mean(volume, axis=0), _standard_error(volume, kind, size))
 
 
 def log_density(
@@ -537,33 +538,37 @@ def _default(path: Path) -> Table:
     return adams_bashforth(path, 3)
 
 
-def _by_table(trace: Callable, x: Array, path: Path, method: Callable[[Path], Table], event_ndim: int) -> tuple:
-    """State at the end and log-volume, with the quadrature of the table's own nodes."""
+def _by_table(
+    trace: Callable, x: Array, path: Path, method: Callable[[Path], Table], *, size: int, one: Any
+) -> tuple[Array, Array]:
+    """State at the end and log-volume, with the quadrature of the table's own nodes; `one` is the trace of I."""
     table, plain = method(path), method(_trace_path(path))
     end, traces = solve(trace, x, table, has_aux=True)
     weights = _row_weights(plain) * _gain(path)(table.level)
     p, q = (0.0, 1.0) if path.target is None else path.target(table.level)
-    xp = namespace(weights)
-    fixed = xp.sum(weights * p) + _log_scale(path)
-    factors = _backend.convert(weights * q, traces, traces.dtype)
-    ns = namespace(traces)
+    xp, ns = namespace(weights), namespace(traces)
+    linear, identity, factors = (
+        _backend.convert(part, traces, traces.dtype)
+        for part in (size * _log_scale(path), xp.sum(weights * p), weights * q)
+    )
     factors = ns.reshape(factors, (-1, *(1,) * (traces.ndim - 1)))
-    constant = _backend.convert(fixed, traces, traces.dtype)
-    return end, ns.sum(factors * traces, axis=0) + _size(x, event_ndim) * constant
+    return end, ns.sum(factors * traces, axis=0) + one * identity + linear
 
 
-def _by_tolerance(trace: Callable, x: Array, path: Path, tolerance: float, event_ndim: int) -> tuple:
+def _by_tolerance(
+    trace: Callable, x: Array, path: Path, tolerance: float, *, size: int, one: Any
+) -> tuple[Array, Array]:
     """The same with error-controlled steps, which integrate the divergence beside the state."""
-    size, gain = _size(x, event_ndim), _gain(path)
+    gain = _gain(path)
 
     def integrand(u: Array, level: Level) -> tuple[Array, Array]:
         value, part = trace(u, level)
         p, q = (0.0, 1.0) if path.target is None else path.target(level)
-        return value, gain(level) * (size * p + q * part)
+        return value, gain(level) * (one * p + q * part)
 
     solution = solve_adaptive(integrand, x, path, rtol=tolerance, atol=tolerance, has_aux=True)
     integral: Any = solution.integral
-    return solution.x, integral + size * _backend.convert(_log_scale(path), integral, integral.dtype)
+    return solution.x, integral + _backend.convert(size * _log_scale(path), integral, integral.dtype)
 
 
 def _trace_path(path: Path) -> Path:

@@ -452,6 +452,21 @@ def test_standard_errors_are_honest(kind, count):
         np.testing.assert_allclose(whole.standard_error, 0.0, atol=1e-7)
 
 
+@pytest.mark.claim("likelihood-hutchinson")
+@pytest.mark.parametrize("kind", likelihood.KINDS)
+def test_directions_cancel_where_the_trace_does(kind):
+    """On N(mu, sd^2 I) the Jacobian of v is 0 for each direction, if |e|^2 stands for the trace of the identity."""
+    data = oracles.gaussian(MEAN, 1.7)
+    path = paths.velocity(VP, np.asarray([0.9, 0.4, 0.2]), sigma_data=1.7, centre=MEAN)
+    options = {"divergence": "hutchinson", "kind": kind, "count": 2, "jvp": product(data)}
+    for more in ({}, {"tolerance": 1e-3}):
+        found = log_density(
+            data.denoise, X3, path, rng=np.random.default_rng(0), prior=data.log_density, **options, **more
+        )
+        np.testing.assert_allclose(found.value, data.log_density(X3, path.last), rtol=EXACT)
+        np.testing.assert_allclose(found.standard_error, 0.0, atol=EXACT)
+
+
 # -- bits -------------------------------------------------------------------------------------------------------------
 
 
