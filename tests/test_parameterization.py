@@ -97,6 +97,15 @@ def test_raw_v_and_flow_do_not_have_unit_variance():
     assert_close(a**2 + b**2, 2.0)
 
 
+def test_defaults_are_unit_data_about_zero():
+    level, x0, eps = FLOW.level(0.3), np.array([0.4, -1.0]), np.array([1.0, 0.2])
+    x = level.alpha * x0 + level.sigma * eps
+    n2 = 0.7**2 + 0.3**2
+    assert_close(par.preconditioning(level)[:3], (0.7 / n2, 0.3 / math.sqrt(n2), 1 / math.sqrt(n2)))
+    assert_close(par.network_target(x0, eps, level), (0.3 * x0 - 0.7 * eps) / math.sqrt(n2))
+    assert_close(par.precondition(lambda y, c: 0.0 * y)(x, level), 0.7 * x / n2)
+
+
 @pytest.mark.claim("parameterization-preconditioned")
 @pytest.mark.parametrize("kind", par.KINDS)
 @pytest.mark.parametrize("name", ["cosine", "flow", "edm"])

@@ -174,6 +174,18 @@ def test_the_edm_weight_makes_the_error_of_the_network_count_one():
     assert_close(par.edm_weight(level, sigma_data=0.4), c.c_out**-2)
 
 
+def test_defaults_are_the_published_ones():
+    """No bias, gamma 5, data of unit variance; on x0, but on eps for the bound."""
+    level = COSINE.level_at(1.1)
+    snr = math.exp(2.2)
+    assert_close(par.snr_weight(level), snr, 1e-13)
+    assert_close(par.truncated_snr_weight(level), snr, 1e-13)
+    assert_close(par.min_snr_weight(level), 5.0, 1e-13)
+    assert_close(par.edm_weight(level), snr + 1.0, 1e-13)
+    assert_close(par.sigmoid_weight(level), snr / (1.0 + snr), 1e-13)
+    assert_close(par.elbo_weight(level, par.uniform_log_snr(0.0, 3.0)), 3.0, 1e-13)
+
+
 LIMITS = [
     # kind, target, at alpha = 0, at sigma = 0
     ("snr", "x0", 0.0, np.inf),
