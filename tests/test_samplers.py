@@ -639,6 +639,47 @@ def characteristic(alpha: float, sigma: float) -> complex:
     return sum(share * np.exp(2.0j * alpha * m - 2.0 * variance) for share, m in peaks)
 
 
+def forward(table: Any) -> complex:
+    """The same for a table of one row a step that looks one value back: the joint law of state and last value."""
+    units = np.linspace(-5.5, 5.5, 110)
+    levels = [tuple(map(float, parts)) for parts in zip(*table.node, strict=True)]
+    spread = [math.hypot(a[1] * PEAKS.spread, a[2]) for a in levels]
+    du = units[1] - units[0]
+    x = spread[0] * units
+    joint, old = (mixture_density(*levels[0][1:])(x) * spread[0] * du)[:, None], np.zeros(1)
+    for r in range(table.evaluations):
+        f, new = PEAKS.denoise(x, levels[r]), table.weights[r, table.slot[r]]
+        mean = (table.carry[r] * x + new * f)[:, None] + (table.weights[r].sum() - new) * old
+        x = spread[r + 1] * units
+        z = (x[:, None, None] - mean) / table.noise[r]
+        scale = spread[r + 1] * du / (math.sqrt(2.0 * math.pi) * table.noise[r])
+        joint, old = np.einsum("ijk,jk->ij", np.exp(-0.5 * z * z), joint) * scale, f
+    return complex(joint.sum(axis=1) @ np.exp(2.0j * x))
+
+
+@pytest.mark.claim("samplers-half", "samplers-one-state", "samplers-tampered")
+@pytest.mark.parametrize(
+    ("name", "order", "options"),
+    [
+        ("sde_dpmpp_1", 1, {"eta": 0.8}),
+        ("sde_dpmpp_2m", 2, {"eta": 0.64}),
+        ("sa_solver_corrected", 2, {"tau": 0.8, "predictor": 1, "corrector": 2}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_weak_order_of_one_evaluation_on_a_mixture(name, order, options):
+    """A half-weight keeps weak order 2, and a corrector lifts an Euler predictor to it."""
+    errors, steps = [], (16, 32)
+    for n in steps:
+        widths = np.resize([1.0, 2.0], n)
+        t = FLOW.time(np.concatenate([[-1.0], -1.0 + 1.8 * np.cumsum(widths) / np.sum(widths)]))
+        found = forward(SAMPLERS[name].table(FLOW, t, **options))
+        errors.append(abs(found - characteristic(*points(FLOW, t[-1:])[0][1:])))
+    (slope,) = reference.slopes(steps, errors)
+    # more steps would need a finer grid of states: their noise would fall between its points
+    assert slope == pytest.approx(order, abs=0.3), errors
+
+
 @pytest.mark.claim("samplers-independent")
 @pytest.mark.parametrize(
     ("kind", "order"), [("exact", 2), ("one", 1), ("independent", 1), ("seeds", 2)],
