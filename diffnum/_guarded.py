@@ -60,7 +60,7 @@ def decay(eta: Array, length: Array) -> tuple[Array, Array]:
     root = xp.where(moving, xp.sqrt(2.0 * xp.where(moving, finite, one) * share), zero)
     kept = xp.where(far, zero, xp.exp(-0.5 * z))
     added = xp.where(far, one, eta * root)
-    return xp.where(still, one, kept), xp.where(still & far, zero, added)
+    return xp.where(still & far, one, kept), xp.where(still & far, zero, added)
 
 
 def rising_moments(count: int, z: Array) -> tuple[Array, ...]:
@@ -101,15 +101,16 @@ def falling_moments(count: int, z: Array) -> tuple[Array, ...]:
         `count` arrays: 0 at z = 0; at infinity 1 for j = 0 and 0 else.
     """
     xp = namespace(z)
-    large = z > _LARGE
-    small, beyond = xp.where(large, xp.ones_like(z), z), xp.where(large, z, xp.full_like(z, _LARGE))
+    large, infinite = z > _LARGE, xp.isinf(z)
+    small, beyond = xp.where(large, xp.ones_like(z), z), xp.where(large & ~infinite, z, xp.full_like(z, _LARGE))
     scale = small * xp.exp(-small)
     inside = phis(count, small)[1:]
     rest = []
     for j in range(1, count):
         # beyond the threshold the integral to infinity: what it has too much is below rounding
         factorial = math.factorial(j)
-        rest.append(xp.where(large, factorial / beyond**j, scale * factorial * inside[j]))
+        tail = xp.where(infinite, xp.zeros_like(z), factorial / beyond**j)
+        rest.append(xp.where(large, tail, scale * factorial * inside[j]))
     return (-xp.expm1(-z), *rest)
 
 
