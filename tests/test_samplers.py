@@ -1021,6 +1021,51 @@ def test_jit_with_the_grid_as_an_argument(name):
     np.testing.assert_allclose(found, expected, rtol=2e-10, atol=1e-12)
 
 
+@pytest.mark.claim("samplers-one-state", "samplers-deis-time")
+@pytest.mark.parametrize("name", ["unipc_2_bh1", "deis_t", "dpm_2", "sa_solver_corrected"])
+def test_gradients_with_respect_to_the_grid_under_torch(name):
+    torch = pytest.importorskip("torch")
+    t = grid("random", LATE, 5)
+    options = {"tau": 0.5} if name == "sa_solver_corrected" else {}
+
+    def value(t: Any, xp: Any, rng: Any) -> Any:
+        out = SAMPLERS[name](
+            lambda x, level: PEAKS.denoise(x, level, xp.tanh), xp.asarray(STARTS), LATE, t, rng=rng, **options
+        )
+        return (out**2).sum()
+
+    given = torch.tensor(t, requires_grad=True)
+    value(given, torch, lambda row, like: torch.asarray(prescribed(row))).backward()
+    for i in (1, 3):
+        step = 1e-5 * np.eye(len(t))[i]
+        difference = (value(t + step, np, prescribed) - value(t - step, np, prescribed)) / 2e-5
+        assert float(given.grad[i]) == pytest.approx(difference, rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.parametrize("name", ["deis_log_rho", "dpmpp_3m", "unipc_3_bh2", "deis_rho", "velocity_sde"])
+def test_gradients_at_the_clean_end_are_finite(name):
+    """Higher moments of a step of infinite length are formed for all steps, and not used in the last."""
+    torch = pytest.importorskip("torch")
+    inner = torch.tensor([0.8, 0.6, 0.4, 0.2], dtype=torch.float64, requires_grad=True)
+    t = torch.cat([torch.tensor([0.9]), inner, torch.tensor([0.0])])
+    table = SAMPLERS[name].table(FLOW, t)
+    (table.weights.sum() + table.carry.sum()).backward()
+    assert torch.all(torch.isfinite(inner.grad))
+
+
+@pytest.mark.claim("solvers-memory")
+def test_programs_do_not_grow_with_the_steps():
+    jax = pytest.importorskip("jax", exc_type=ImportError)
+
+    def program(n: int) -> int:
+        def run(x: Any, t: Any) -> Any:
+            return SAMPLERS["unipc_3_bh1"](lambda x, level: 0.5 * x, x, LATE, t)
+
+        return len(str(jax.make_jaxpr(run)(STARTS, grid("random", LATE, n))).splitlines())
+
+    assert program(60) == program(20)
+
+
 @pytest.mark.parametrize("name", ["deis_t", "sa_solver", "unipc_3_bh1", "dpmpp_3m", "deis_log_rho"])
 def test_refining_in_float32_never_makes_it_worse(name):
     """Weights are float64; programs whose weights cancel in float32 get worse from 80 or 40 steps on."""
