@@ -70,13 +70,20 @@ MODULES = {
     "paths": ["paths.py", "_quadrature.py", "_guarded.py", "_arguments.py"],
     "solvers": ["solvers.py", "_tables.py", "_runner.py"],
     "samplers": ["samplers.py", "_rules.py"],
-    "grids": ["grids.py"],
+    "grids": ["grids.py", "_optimal.py"],
     "adaptive": ["adaptive.py"],
     "guidance": ["guidance.py"],
     "oracles": ["oracles.py"],
     "parameterization": ["parameterization.py", "_targets.py", "_weights.py", "_laws.py", "_times.py"],
     "likelihood": ["likelihood.py"],
     "kernels/gaussian": ["kernels/gaussian.py"],
+    "kernels/categorical": [
+        "kernels/categorical.py",
+        "kernels/_keep.py",
+        "kernels/_families.py",
+        "kernels/_draws.py",
+        "kernels/_logspace.py",
+    ],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
 """Module -> files in diffnum/ that its tests answer for."""

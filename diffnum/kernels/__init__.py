@@ -1,1 +1,1 @@
-"""Transition kernels of diffusion processes: Gaussian in `diffnum.kernels.gaussian`."""
+"""Transition kernels: Gaussian in `diffnum.kernels.gaussian`, of tokens in `diffnum.kernels.categorical`."""
