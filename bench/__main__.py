@@ -25,6 +25,7 @@ COLUMNS = {
     "overhead": "overhead",
     "peak_mb": "peak MB",
     "memory_ratio": "memory",
+    "loss_error": "loss err",
     "goal": "goal",
     "met": "met",
 }
@@ -71,11 +72,19 @@ def loop(*, quick: bool) -> list[Row]:
     return loop.run(quick=quick)
 
 
+def cross_entropy(*, quick: bool) -> list[Row]:
+    """Linear cross-entropy against all logits, and other libraries."""
+    from bench import cross_entropy
+
+    return cross_entropy.run(quick=quick)
+
+
 SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
     "scan": (scan, "jax"),
     "diffrax": (diffrax, "diffrax"),
     "loop": (loop, None),
     "logsumexp": (log_sum_exp, None),
+    "cross_entropy": (cross_entropy, None),
 }
 """Name -> function, and the optional package it needs."""
 
@@ -97,6 +106,8 @@ def cell(name: str, value: object) -> str:
     number = float(str(value))
     if name == "overhead" or (name == "goal" and number < 1e-3):
         return duration(number)
+    if name == "loss_error":
+        return f"{number:.0e}"
     return f"{number:.3g}" if name == "peak_mb" else f"{number:.2f}"
 
 
