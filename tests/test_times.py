@@ -244,6 +244,12 @@ def test_bad_counts(n, method):
         uniforms(np.random.default_rng(0), n, method=method)
 
 
+def test_one_draw_is_a_draw():
+    for method in ("independent", "stratified", "lattice"):
+        assert uniforms(np.random.default_rng(0), 1, method=method).shape == (1,)
+        np.testing.assert_allclose(estimator_variance(smooth, 1, method=method), variance(smooth), QUADRATURE)
+
+
 def test_more_bad_input():
     for method in PAIRED:
         with pytest.raises(ValueError, match="n must be an even integer >= 2"):
