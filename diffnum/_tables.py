@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from diffnum._arguments import choose, instance
-from diffnum._backend import Array, concrete, namespace
+from diffnum._backend import Array, concrete, hypot, namespace
+from diffnum._guarded import renewed
 from diffnum.paths import Path
 from diffnum.phi import LARGEST
 from diffnum.schedules import Level
@@ -597,12 +598,9 @@ def _bridge(path: Path, a: Level, b: Level, steps: slice | None = None) -> tuple
     rounding = 64.0 * float(xp.finfo(a.alpha.dtype).eps)
     same = (xp.abs(a.alpha - b.alpha) <= rounding * b.alpha) & (xp.abs(a.sigma - b.sigma) <= rounding * b.sigma)
     scale = xp.where(same, xp.ones_like(a.alpha), b.alpha / xp.where(same, xp.ones_like(a.alpha), a.alpha))
-    if path.gap_share is not None and steps is not None:
-        return scale, path.gap_noise * b.sigma * path.gap_share[steps]
-    h = xp.where(same, xp.zeros_like(a.alpha), a.log_snr) - xp.where(same, xp.zeros_like(a.alpha), b.log_snr)
-    variance = -xp.expm1(-2.0 * h)
-    still = variance <= 0.0
-    added = xp.where(still, xp.zeros_like(variance), xp.sqrt(xp.where(still, xp.ones_like(variance), variance)))
+    share = renewed(a, b)
+    still = same | (share == 0.0)
+    added = xp.where(still, xp.zeros_like(share), xp.sqrt(xp.where(still, xp.ones_like(share), share)))
     return scale, path.gap_noise * b.sigma * added
 
 
