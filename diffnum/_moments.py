@@ -106,7 +106,7 @@ def table_moments(
     mean, std = xp.broadcast_arrays(array(mean), array(std))
     first = Level(*(array(part)[0, ...] for part in table.node))
     centre = first.alpha * mean if start_mean is None else array(start_mean) + 0.0 * mean
-    spread = xp.hypot(first.alpha * std, first.sigma) if start_std is None else array(start_std) + 0.0 * std
+    spread = _backend.hypot(first.alpha * std, first.sigma) if start_std is None else array(start_std) + 0.0 * std
     variance = spread**2
     if table.start is not None:
         scale, added = array(table.start)[0, ...], array(table.start)[1, ...]
@@ -291,7 +291,7 @@ def _affine_rows(
     rows, count = table.weights.shape
     over = (rows, *(1,) * mean.ndim)
     alpha, sigma = (xp.reshape(array(part), over) for part in (table.level.alpha, table.level.sigma))
-    total = xp.hypot(alpha * std, sigma)
+    total = _backend.hypot(alpha * std, sigma)
     known = total == 0.0
     inverse = xp.where(known, xp.zeros_like(total), 1.0 / xp.where(known, xp.ones_like(total), total))
     gain = (std * inverse) * (alpha * std * inverse)

@@ -438,7 +438,7 @@ def _block(whole: _Whole, method: Method, before: Method | None, steps: slice) -
             bias = None if bias is None else bias + carry * offset
         if path.gaps:
             scale, added = _bridge(path, stop, _at(_following(path), steps), steps) if m == last else (1.0, 0.0 * carry)
-            noise = added if noise is None else xp.hypot(noise * scale, added)
+            noise = added if noise is None else hypot(noise * scale, added)
             carry, row = carry * scale, {j: w * scale for j, w in row.items()}
             bias = None if bias is None else bias * scale
         carries.append(carry)
@@ -594,6 +594,9 @@ def _bridge(path: Path, a: Level, b: Level, steps: slice | None = None) -> tuple
     These are the gaps after `steps`, or the one before the first.
     """
     xp = namespace(a.t)
+    if path.gap_share is not None and steps is not None:
+        # its own share of noise, and no case apart where both are one level: derivatives pass
+        return b.alpha / a.alpha, path.gap_noise * b.sigma * path.gap_share[steps]
     # levels that went to log-SNR and back differ by roundings, whose square root would be noise
     rounding = 64.0 * float(xp.finfo(a.alpha.dtype).eps)
     same = (xp.abs(a.alpha - b.alpha) <= rounding * b.alpha) & (xp.abs(a.sigma - b.sigma) <= rounding * b.sigma)

@@ -198,7 +198,7 @@ class Gaussian(Oracle):
         residual = at.x - at.alpha * mean
         if self.basis is not None:
             residual = at.xp.matmul(residual, at.parameters[2])
-        return std, _inverse(at.xp, at.xp.hypot(at.alpha * std, at.sigma)), residual
+        return std, _inverse(at.xp, _backend.hypot(at.alpha * std, at.sigma)), residual
 
     def _back(self, at: _Point, z: Array) -> Array:
         return z if self.basis is None else at.xp.matmul(z, at.parameters[2].T)
@@ -261,7 +261,7 @@ class Mixture(Oracle):
             raise ValueError(msg)
         log_weights, means, stds = at.parameters
         alpha, sigma = at.alpha[..., None], at.sigma[..., None]
-        spread = at.xp.hypot(alpha * stds, sigma)
+        spread = _backend.hypot(alpha * stds, sigma)
         residual = at.x[..., None, :] - alpha * means
         z = residual / spread
         squares = at.xp.sum(z * z, axis=-1)

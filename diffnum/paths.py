@@ -28,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diffnum._arguments import choose, finite, grid, levels, number, per_step
-from diffnum._backend import Array, asfloat, concrete, namespace
+from diffnum._backend import Array, asfloat, concrete, hypot, namespace
 from diffnum._guarded import (
     alpha_over_sigma,
     co_angle,
@@ -394,7 +394,7 @@ def velocity(
     power = strength**2
 
     def norm(level: Level) -> Array:
-        return namespace(level.alpha).hypot(level.alpha * scale, level.sigma)
+        return hypot(level.alpha * scale, level.sigma)
 
     def propagate(a: Level, b: Level, steps: slice = slice(None)) -> tuple[Array, Array | None]:
         ratio = norm(b) / norm(a)

@@ -19,6 +19,7 @@ from scipy.integrate import solve_ivp
 from scipy.stats import norm
 
 from diffnum import grids, oracles, paths, schedules
+from diffnum._backend import hypot, namespace
 from diffnum._guarded import log_cosine
 from diffnum._quadrature import moments as smooth_moments
 from diffnum._quadrature import power_moments
@@ -2058,3 +2059,75 @@ def test_levels_in_range_are_finite_or_refused(method: Any, ratio: bool) -> None
                 else:
                     assert np.isfinite(method(lambda x, level: 0.5 * x, np.ones(2), path)).all()
     assert (refused > 0) == (ratio and method in {ab3, ab4})
+
+
+# -- second derivatives -----------------------------------------------------------------------------------------------
+
+
+def smooth(x: Any, at: Level) -> Any:
+    """A denoiser whose derivatives of all orders differ from 0."""
+    xp = namespace(x)
+    return xp.tanh(at.alpha * x) * xp.cos(x - at.sigma)
+
+
+def test_hypotenuse_has_second_derivatives(backend: Backend) -> None:
+    """JAX's own tells the larger leg from the smaller; where they are equal its second derivative is 0."""
+    a = np.asarray([3.0, 0.5, 0.0, 2.0, 0.0, 1e200, 1e-200, np.inf, -3.0])
+    b = np.asarray([4.0, 0.5, 1.0, 0.0, 0.0, 1e200, 1e-200, 1.0, 4.0])
+    found = backend.numpy(hypot(backend.asarray(a), backend.asarray(b)))
+    np.testing.assert_allclose(found, np.hypot(a, b), rtol=4 * EPS)
+    if backend.name == "jax":
+        jax = pytest.importorskip("jax")
+        for x, y in ((3.0, 4.0), (0.5, 0.5), (0.0, 1.0), (-0.5, 0.5)):
+            r = math.hypot(x, y)
+            first, second = (d(lambda v: hypot(v[0], v[1]))(jax.numpy.asarray([x, y])) for d in (jax.grad, jax.hessian))
+            np.testing.assert_allclose(first, [x / r, y / r], atol=4 * EPS)
+            np.testing.assert_allclose(second, np.asarray([[y * y, -x * y], [-x * y, x * x]]) / r**3, atol=8 * EPS / r)
+        zero = jax.numpy.zeros(2)
+        assert np.isfinite(jax.hessian(lambda v: hypot(v[0], v[1]))(zero)).all()
+
+
+@pytest.mark.claim("paths-velocity")
+def test_second_derivative_in_the_grid() -> None:
+    """Through a node where alpha and sigma are equal, against differences of the first derivative."""
+    jax = pytest.importorskip("jax")
+
+    def total(t: Any) -> Any:
+        return ab1(smooth, jax.numpy.asarray([0.3, -0.8]), paths.velocity(FLOW, t)).sum()
+
+    t, step = np.asarray([0.9, 0.5, 0.1]), 1e-5
+    first, second = jax.jit(jax.grad(total)), jax.jit(jax.hessian(total))(t)
+    differences = [(first(t + step * unit) - first(t - step * unit)) / (2 * step) for unit in np.eye(3)]
+    np.testing.assert_allclose(second, differences, rtol=1e-6, atol=1e-7)
+    assert abs(second[1, 1]) > 0.1
+
+
+@pytest.mark.parametrize("name", ["x0", "velocity", "ancestral"])
+def test_second_derivative_in_eta_at_zero(name: str) -> None:
+    """What a step keeps, exp(-eta^2 h), has slope 0 there but not curvature 0; against one-sided differences."""
+    jax = pytest.importorskip("jax")
+    t = np.asarray([0.9, 0.5, 0.1])
+
+    def total(eta: Any) -> Any:
+        path = paths.ancestral(paths.x0(FLOW, t), eta) if name == "ancestral" else ODE_PATHS[name](FLOW, t, eta=eta)
+        return ab1(smooth, jax.numpy.asarray([0.3, -0.8]), path, rng=jax.random.key(0)).sum()
+
+    first, step = jax.jit(jax.grad(total)), 1e-4
+    difference = (4 * first(step) - first(2 * step) - 3 * first(0.0)) / (2 * step)
+    assert float(jax.jit(jax.hessian(total))(0.0)) == pytest.approx(float(difference), rel=1e-5)
+    assert abs(float(difference)) > 0.01
+
+
+def test_vmap_over_eta() -> None:
+    """0 and 1 among them, through the whole sampler."""
+    jax = pytest.importorskip("jax")
+    t, x, etas = np.asarray([1.0, 0.6, 0.3, 0.0]), np.asarray([0.3, -0.8]), np.asarray([0.0, 0.4, 1.0])
+    z = np.random.default_rng(2).standard_normal((3, 2))
+    draws = jax.numpy.asarray(z)
+    for run in (
+        lambda eta, x, rng: ddim(smooth, x, FLOW, t, eta=eta, rng=rng),
+        lambda eta, x, rng: ab2(smooth, x, paths.velocity(FLOW, t, eta=eta), rng=rng),
+    ):
+        found = jax.vmap(lambda eta, run=run: run(eta, jax.numpy.asarray(x), lambda row, like: draws[row]))(etas)
+        for eta, y in zip(etas, found, strict=True):
+            np.testing.assert_allclose(y, run(float(eta), x, lambda row, like: z[row]), rtol=1e-12, atol=1e-13)

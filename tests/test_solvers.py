@@ -1973,3 +1973,51 @@ def lagrange_step(t: np.ndarray, n: int, order: int, rate: float) -> dict[int, f
         return {n: float(np.sum(kernel))}
     r = (s - t[n]) / (t[n] - t[n - 1])
     return {n: float(np.sum(kernel * (1.0 + r))), n - 1: float(np.sum(kernel * -r))}
+
+
+# -- half precision and many steps ------------------------------------------------------------------------------------
+
+HALVES = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
+def test_every_method_in_half_precision(name, dtype):
+    """The history and the denoiser are half, the sums are not: few roundings times the weights' absolute sum."""
+    from conftest import make_backend
+
+    if name == "numpy" and dtype == "bfloat16":
+        pytest.skip("NumPy has no bfloat16")
+    backend = make_backend(name)
+    t = grid("uniform", INNER, 12)
+    x = backend.asarray(STARTS, dtype)
+    exact_start = backend.numpy(x)
+
+    def denoise(y: Any, level: Level) -> Any:
+        value = PEAKS.denoise(y, level, backend.xp.tanh)
+        return value.to(y.dtype) if name == "torch" else value.astype(y.dtype)
+
+    path = paths.x0(INNER, t)
+    tables = {method: build(path) for method, (_, build) in METHODS.items()}
+    tables["ddim"] = adams_bashforth(paths.ancestral(path, 0.5), 1)
+    z = np.random.default_rng(0).standard_normal((13, STARTS.size))
+    for method, table in tables.items():
+        if name == "jax" and method not in {"ab3", "heun", "ddim"}:
+            continue  # each is compiled
+        known = backend.asarray(z, "float32")
+        found = solve(denoise, x, table, rng=lambda row, like, known=known: known[row])
+        assert backend.dtype(found) == dtype
+        expected = solve(PEAKS.denoise, exact_start, table, rng=lambda row, like: z[row])
+        size = np.max(np.sum(np.abs(np.asarray(table.weights)), axis=1))
+        assert np.max(np.abs(backend.numpy(found) - expected)) < 30.0 * max(size, 1.0) * HALVES[dtype], method
+
+
+@SLOW
+def test_five_thousand_steps_under_jit():
+    """One compiled loop: nothing grows with the number of steps but the table."""
+    jax = import_jax()
+    path = paths.x0(INNER, grid("karras", INNER, 5000))
+    for method in (ab2, ab4):
+        found = jax.jit(lambda x, method=method: method(jax_peaks, x, path))(jax.numpy.asarray(STARTS))
+        np.testing.assert_allclose(found, method(PEAKS.denoise, STARTS, path), rtol=1e-11)
+        np.testing.assert_allclose(found, exact(INNER), atol=2e-6)
