@@ -1,0 +1,84 @@
+"""What the library asks of an array library: a namespace, a loop over rows, normal draws.
+
+This is the only module that knows which array library it runs on. NumPy and SciPy are always there; JAX and PyTorch
+are looked up only when an array of theirs arrives, so importing ``diffnum`` imports neither.
+
+One concern a file. The rest of the library imports from here.
+"""
+
+from __future__ import annotations
+
+from ._arrays import (
+    Array,
+    asfloat,
+    beside,
+    cast,
+    columns,
+    concrete,
+    constant,
+    convert,
+    copy,
+    exp_of_temporary,
+    filled,
+    hypot,
+    is_jax,
+    matches,
+    matmul,
+    namespace,
+    own,
+    read_only,
+    slice_axis,
+    state_dtype,
+    top_k,
+)
+from ._derivatives import differentiable, differentiate_as, join, linearised
+from ._devices import device_number, over_devices, shard
+from ._draws import add_normal, check_rng, fine_uniform, normal, random_words, uniform, zeros_for
+from ._loops import add_rows, add_scaled, put, registers, scan, scratch, subtract_at, while_loop, write
+
+__all__ = [
+    "Array",
+    "add_normal",
+    "add_rows",
+    "add_scaled",
+    "asfloat",
+    "beside",
+    "cast",
+    "check_rng",
+    "columns",
+    "concrete",
+    "constant",
+    "convert",
+    "copy",
+    "device_number",
+    "differentiable",
+    "differentiate_as",
+    "exp_of_temporary",
+    "filled",
+    "fine_uniform",
+    "hypot",
+    "is_jax",
+    "join",
+    "linearised",
+    "matches",
+    "matmul",
+    "namespace",
+    "normal",
+    "over_devices",
+    "own",
+    "put",
+    "random_words",
+    "read_only",
+    "registers",
+    "scan",
+    "scratch",
+    "shard",
+    "slice_axis",
+    "state_dtype",
+    "subtract_at",
+    "top_k",
+    "uniform",
+    "while_loop",
+    "write",
+    "zeros_for",
+]
