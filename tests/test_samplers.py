@@ -1094,6 +1094,24 @@ def test_evaluations_are_those_stated(name):
     assert evaluations[1] - evaluations[0] == 10 * sampler.evaluations
 
 
+def test_defaults():
+    """Those of the originals: full noise for samplers that are named after their noise, none for DDIM, churn off."""
+    expected: dict[str, Options] = {
+        "ddim": {"eta": 0.0},
+        "heun_churn": {"s_churn": 0.0, "s_tmin": 0.0, "s_tmax": math.inf, "s_noise": 1.0},
+        "alpha_rk2": {"alpha": 2 / 3},
+        "restart": {"jumps": ()},
+        "velocity_sde": {"eta": 1.0, "sigma_data": 1.0, "centre": 0.0},
+    }
+    for name, sampler in SAMPLERS.items():
+        if sampler.eta == "tau":
+            assert {**sampler.options, "tau": 0} == {"tau": 0, "predictor": 2, "corrector": 2}
+            np.testing.assert_array_equal(sampler.options["tau"](np.array([0.04, 0.5, 1.1])), [0.0, 1.0, 0.0])
+        else:
+            default = {"eta": 1.0} if sampler.eta in {"path", "ancestral", "2M-SDE"} else {}
+            assert dict(sampler.options) == expected.get(name, default), name
+
+
 def test_names():
     assert samplers.dpmpp_2m is SAMPLERS["dpmpp_2m"]
     with pytest.raises(AttributeError, match="no attribute 'dpmpp_9m'; the samplers are ddim, "):
