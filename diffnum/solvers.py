@@ -74,7 +74,7 @@ KUTTA_3 = Method(
     ((0,), (0, 1), (0, 1, 2)),
     basis=(None, ((-1.0,), (2.0,)), None),
 )
-"""Three evaluations; on a constant kernel Kutta's method of order 3. The third stage carries twice the second value."""
+"""Three evaluations; on a constant kernel Kutta's method of order 3: :eq:`samplers-polynomials`."""
 
 KROGSTAD = Method(
     "Krogstad",
@@ -88,10 +88,10 @@ KROGSTAD = Method(
         ((1.0, -3.0, 2.0), (0.0, 2.0, -2.0), (0.0, 2.0, -2.0), (0.0, -1.0, 2.0)),
     ),
 )
-"""Four evaluations; order 4, of which 2 with stiff order conditions. On a constant kernel classical Runge-Kutta 4."""
+"""Four evaluations; order 4, on a constant kernel the classical Runge-Kutta method: :eq:`samplers-polynomials`."""
 
 STIFF_3 = Method("stiff Runge-Kutta 3", 3, (0.0, 1 / 4, 1 / 2, 3 / 4), ((0,), (0, 1), (0, 1), (0, 2, 3)))
-"""Four evaluations, the last two from linear interpolation; order 3, stiff order conditions included."""
+"""Four evaluations, the last two from linear interpolation; order 3, with its stiff conditions :eq:`samplers-stiff`."""
 
 STIFF_4 = Method(
     "stiff Runge-Kutta 4",
@@ -99,7 +99,7 @@ STIFF_4 = Method(
     (0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.9),
     ((0,), (0, 1), (0, 1), (0, 2, 3), (0, 2, 3), (0, 2, 3), (0, 4, 5, 6)),
 )
-"""Seven evaluations, the last three from quadratic interpolation; order 4, stiff order conditions included."""
+"""Seven evaluations, the last three from parabolas; order 4, with its stiff conditions :eq:`samplers-stiff`."""
 
 _STARTERS = {3: (MIDPOINT,), 4: (RUNGE_KUTTA_3, RUNGE_KUTTA_3)}
 _ADAMS_BASHFORTH = tuple(Method(f"Adams-Bashforth {k}", k, (0.0,), (tuple(-j for j in range(k)),)) for k in range(1, 5))
