@@ -393,6 +393,15 @@ def test_each_library_and_dtype(backend: Backend, dtype: str, name: str):
         np.testing.assert_allclose(backend.numpy(mean), expected.mean(*at), rtol=4 * tolerance, atol=4 * tolerance)
 
 
+def test_a_level_may_mix_numbers_and_arrays(backend: Backend):
+    """alpha = 1 of a number beside sigma of the library, and the other way round."""
+    sigma, alpha = backend.asarray(0.5), backend.asarray(0.8)
+    kernel = gaussian.forward(Level(0.0, 1.0, 0.25), Level(0.0, 1.0, sigma))
+    assert backend.numpy(kernel.std) == pytest.approx(math.sqrt(0.25 - 0.0625), rel=ROUNDING)
+    kernel = gaussian.forward(Level(0.0, 1.0, 0.25), Level(0.0, alpha, 0.5))
+    assert backend.numpy(kernel.std) == pytest.approx(math.sqrt(0.25 - 0.64 * 0.0625), rel=ROUNDING)
+
+
 def test_samples_on_each_library(backend: Backend):
     kernel = gaussian.forward(FLOW.level(0.2), FLOW.level(0.7))
     z = np.asarray([[0.3, -1.0]])
