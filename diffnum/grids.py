@@ -13,9 +13,10 @@ from numbers import Real
 import numpy as np
 
 from diffnum._arguments import instance
+from diffnum._optimal import optimal
 from diffnum.schedules import Schedule
 
-__all__ = ["karras", "uniform", "uniform_angle", "uniform_log_snr"]
+__all__ = ["karras", "optimal", "uniform", "uniform_angle", "uniform_log_snr"]
 
 
 def uniform(schedule: Schedule, /, steps: int) -> np.ndarray:
