@@ -11,10 +11,10 @@ SYSTEM_PYTHON := $(or $(asked),$(firstword $(shell command -v python3 python)))
 export PYTHONDONTWRITEBYTECODE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv torch book test test-all lint format bench mutants selftest serve clean
+.PHONY: help venv torch book test test-all lint format bench bench-peers mutants selftest serve clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "Variables: PYTHON (interpreter for a new .venv, 3.11 to 3.13), VENV (.venv), JOBS (2), PORT (8000)"
 
 venv:
@@ -41,6 +41,10 @@ format: venv  ## let ruff rewrite the sources
 
 bench: venv  ## measure speed, as ratios
 	@$(PY) -m bench
+
+bench-peers:  ## the default sampler beside k-diffusion and diffusers, in .venv-peers (over 1 GB)
+	@$(SYSTEM_PYTHON) tools/peers.py $(VENV)-peers --python "$(asked)"
+	@$(VENV)-peers/bin/python -m bench.peers
 
 mutants: venv  ## change the library line by line and count what the tests notice
 	@$(PY) tools/mutants.py
