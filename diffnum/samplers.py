@@ -227,7 +227,7 @@ def tau_interval(tau: float = 1.0, /, *, low: float = 0.05, high: float = 1.0) -
 
     References
     ----------
-    S. Xue et al., SA-Solver: stochastic Adams solver for fast sampling of diffusion models (2023), Section 6.
+    S. Xue et al., SA-Solver: stochastic Adams solver for fast sampling of diffusion models (2023).
 
     Examples
     --------

@@ -508,7 +508,7 @@ def sde_2s(denoise: Denoise, x: np.ndarray, levels: Sequence[Point], z: Draw, *,
 
 
 def seeds_2(denoise: Denoise, x: np.ndarray, levels: Sequence[Point], z: Draw) -> np.ndarray:
-    """Gonzalez et al. (2023), algorithm 2, noise prediction, half-way."""
+    """Gonzalez et al. (2023), SEEDS-2, noise prediction, half-way."""
     for n, a, b in pairs(levels):
         h = lam(b) - lam(a)
         s = of_geometry(a, lam(a) + 0.5 * h)

@@ -354,7 +354,7 @@ def test_without_a_linear_part_they_are_the_classical_methods(name):
 @pytest.mark.claim("samplers-polynomials")
 @pytest.mark.parametrize("z", [-30.0, -1.0, -1e-3, 0.5])
 def test_krogstad_and_cox_matthews_as_published(z):
-    """Krogstad (2005) in phi-functions; ETD3RK of Cox and Matthews (2002), equations 23 to 25, in exponentials."""
+    """Krogstad (2005) in phi-functions; ETD3RK of Cox and Matthews (2002) in exponentials."""
     phi = {(k, c): exact_phi(k, c * z) for k in (1, 2, 3) for c in (0.5, 1.0)}
     _, a, b = tableau(KROGSTAD, z)
     expected = np.zeros((4, 4))
