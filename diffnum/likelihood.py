@@ -182,7 +182,7 @@ def transport(
     trace = _trace(denoise, divergence if callable(divergence) else None, jvp, directions, event_ndim)
     sampled, size = divergence == "hutchinson", _size(x, event_ndim)
     # what a direction makes of the identity: its squared length, so that its error cancels in a form p I + q J near 0
-    one = namespace(x).sum(directions**2, axis=_axes(event_ndim)) if sampled else size
+    one = _squares(directions, event_ndim) if sampled else size
     whole = trace if sampled or callable(divergence) else _summed(trace)
     if tolerance is None:
         end, volume = _by_table(whole, x, path, method or _default, size=size, one=one)
@@ -657,6 +657,13 @@ def _basis(x: Array, event_ndim: int) -> Array:
     event = x.shape[x.ndim - event_ndim :]
     unit = xp.reshape(unit, (size, *(1,) * (x.ndim - event_ndim), *event))
     return xp.broadcast_to(unit, (size, *x.shape))
+
+
+def _squares(directions: Array, event_ndim: int) -> Array:
+    """Squared length of each direction."""
+    return namespace(directions).sum(
+        _backend.cast(directions, _backend.state_dtype(directions)) ** 2, axis=_axes(event_ndim)
+    )
 
 
 def _standard_error(values: Array, kind: str, size: int) -> Array | None:
