@@ -149,16 +149,15 @@ def test_other_points_have_a_smaller_error_than_on_other_grids(steps):
 @pytest.mark.slow
 @pytest.mark.claim("grids-optimal")
 def test_digits():
+    """Root mean squares over digits count the samples that end at another digit: fewer than on the usual grids."""
     digits = pytest.importorskip("sklearn.datasets").load_digits().data[:500] / 8.0 - 1.0
-    mean = digits.mean(axis=0)
-    path = functools.partial(paths.velocity, sigma_data=float((digits - mean).std()), centre=mean)
-    oracle = oracles.empirical(digits)
-    x, others = RNG.normal(size=(8, 64)), RNG.normal(size=(16, 64))
-    ends = solve_adaptive(oracle.denoise, others, path(FLOW, np.array([1.0, 0.0])), rtol=1e-4, atol=1e-4).x
-    t = grids.optimal(FLOW, 20, oracle.denoise, x, path=path)
-    ours = error(t, 2, others, ends, FLOW, oracle, path)
-    assert ours < error(grids.uniform_angle(FLOW, 20, sigma_data=0.75), 2, others, ends, FLOW, oracle, path)
-    assert ours < error(grids.uniform(FLOW, 20), 2, others, ends, FLOW, oracle, path)
+    schedule, path = schedules.edm(sigma_min=0.02), functools.partial(paths.velocity, sigma_data=0.75)
+    oracle, rng = oracles.empirical(digits), np.random.default_rng(0)
+    x, others = 80.0 * rng.normal(size=(16, 64)), 80.0 * rng.normal(size=(128, 64))
+    ends = solve_adaptive(oracle.denoise, others, path(schedule, np.array([80.0, 0.02])), rtol=1e-5, atol=1e-5).x
+    ours = error(grids.optimal(schedule, 20, oracle.denoise, x, path=path), 2, others, ends, schedule, oracle, path)
+    for t in (grids.karras(schedule, 20), grids.uniform_log_snr(schedule, 20)):
+        assert ours < 0.8 * error(t, 2, others, ends, schedule, oracle, path)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
