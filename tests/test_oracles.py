@@ -1093,3 +1093,20 @@ def test_oracles_keep_their_own_copies() -> None:
     for a, b in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(solution, equation.solution(np.asarray(0.3)))
+
+
+@pytest.mark.claim("oracles-gaussian")
+@pytest.mark.parametrize("kind", ["gaussian", "mixture"])
+def test_second_derivative_in_sigma_where_data_and_noise_are_equal(kind: str) -> None:
+    """D = x a s^2/(a^2 s^2 + sigma^2) at sigma = a s, where a library's own hypotenuse has no second derivative."""
+    jax = pytest.importorskip("jax")
+    law = oracles.gaussian(0.0, 0.5) if kind == "gaussian" else oracles.mixture([1.0], [[0.0]], [0.5])
+
+    def total(sigma: Any) -> Any:
+        return law.denoise(jax.numpy.asarray([2.0]), level(1.0, sigma)).sum()
+
+    sigma = variance = 0.5
+    variance *= 0.5
+    squares = variance + sigma**2
+    exact = 2.0 * variance * (8.0 * sigma**2 / squares**3 - 2.0 / squares**2)
+    assert float(jax.hessian(total)(sigma)) == pytest.approx(exact, rel=1e-12)
