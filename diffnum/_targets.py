@@ -14,7 +14,7 @@ import array_api_compat
 import numpy as np
 
 from diffnum._arguments import choose
-from diffnum._backend import Array, asfloat, cast, concrete, convert, matches, namespace, state_dtype
+from diffnum._backend import Array, asfloat, cast, concrete, convert, hypot, matches, namespace, state_dtype
 from diffnum.schedules import Level, Schedule
 
 __all__ = ["TARGETS", "Target", "apply", "coefficients", "norm", "parts", "rates", "scales", "spread", "wronskian"]
@@ -238,7 +238,7 @@ def norm(level: Level, sigma_data: float) -> Array:
         Values > 0.
     """
     alpha, sigma = scales(level)
-    return namespace(alpha, sigma).hypot(alpha * sigma_data, sigma)
+    return hypot(alpha * sigma_data, sigma)
 
 
 def scales(level: Level) -> tuple[Array, Array]:

@@ -307,7 +307,7 @@ def normal_prior(
     def prior(x: Array, level: Level) -> Array:
         xp = namespace(x)
         point = _backend.convert(centre, x, x.dtype)
-        scale = xp.hypot(level.alpha * std, level.sigma)
+        scale = _backend.hypot(level.alpha * std, level.sigma)
         z = (x - level.alpha * point) / scale
         constant = xp.log(scale) + 0.5 * math.log(2.0 * math.pi)
         return xp.sum(-0.5 * z * z - constant, axis=_axes(event_ndim))

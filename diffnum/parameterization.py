@@ -20,7 +20,7 @@ import numpy as np
 
 from diffnum import _targets
 from diffnum._arguments import choose, number
-from diffnum._backend import Array, asfloat, cast, concrete, namespace, state_dtype
+from diffnum._backend import Array, asfloat, cast, concrete, hypot, namespace, state_dtype
 from diffnum._laws import (
     TimeLaw,
     estimator_variance,
@@ -657,4 +657,4 @@ def _centre(centre: Array | float, x: Array) -> Array:
 def _spread_of(level: Level, target: str, sigma_data: float, schedule: Schedule | None) -> Array:
     """Standard deviation of a target whose x0 has standard deviation `sigma_data`."""
     a, b = _targets.parts(level, target, schedule)
-    return namespace(a, b).hypot(a * sigma_data, b)
+    return hypot(a * sigma_data, b)

@@ -254,7 +254,7 @@ def compose(first: Kernel, second: Kernel, /) -> Kernel:
     weights = (factor * first.weights[0],)
     weights += tuple(factor * w + own for w, own in zip(first.weights[1:], shared, strict=True))
     std = factor * first.std
-    return Kernel(weights, namespace(std, second.std).hypot(std, second.std))
+    return Kernel(weights, _backend.hypot(std, second.std))
 
 
 def _scale(s: Level, t: Level) -> Array:
