@@ -21,6 +21,7 @@ import numpy as np
 from diffnum import paths
 from diffnum._arguments import choose, instance, number
 from diffnum._backend import Array, concrete
+from diffnum._default import default, default_grid, default_table
 from diffnum._rules import half_moment
 from diffnum._runner import Denoiser, solve
 from diffnum._tables import Method, Table, assemble
@@ -48,6 +49,9 @@ __all__ = [
     "adams_moulton",
     "assemble",
     "ddim",
+    "default",
+    "default_grid",
+    "default_table",
     "heun",
     "multistep",
     "runge_kutta",
