@@ -605,6 +605,7 @@ def test_grid_and_ends_may_be_traced():
     np.testing.assert_allclose(beside_numpy(jax.numpy.asarray(t)), expected, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rate", [-2.0, math.cos], ids=["constant", "varying"])
 def test_semilinear_under_jit(rate):
     jax = import_jax()
@@ -621,11 +622,12 @@ def directional(h: float, direction: np.ndarray) -> np.ndarray:
     path = paths.velocity(FLOW, two_nodes(FLOW))
 
     def run(x):
-        return solve_adaptive(DATA.denoise, x, path, rtol=1e-10, atol=1e-10, max_steps=9000).x
+        return solve_adaptive(DATA.denoise, x, path, rtol=1e-9, atol=1e-9, max_steps=9000).x
 
     return (run(X + h * direction) - run(X - h * direction)) / (2.0 * h)
 
 
+@pytest.mark.slow
 def test_forward_mode_and_the_refusal_of_reverse_mode_under_jax():
     jax = import_jax()
     path = paths.velocity(FLOW, two_nodes(FLOW))
@@ -649,6 +651,7 @@ def test_reverse_mode_under_torch():
     assert not solution.x.isnan().any()
 
 
+@pytest.mark.slow
 def test_reverse_mode_under_jax_on_the_nodes_found():
     jax = import_jax()
     nodes = np.asarray(solve_adaptive(DATA.denoise, X, paths.velocity(FLOW, two_nodes(FLOW)), rtol=1e-5, atol=1e-5).t)
