@@ -382,6 +382,9 @@ def test_krogstad_and_cox_matthews_as_published(z):
 )  # fmt: skip
 def test_all_stiff_conditions(method, strict, z):
     """Of the weights at the end, and of the stages they rest on; the method that claims more fails one of them."""
+    # the places are a choice
+    assert STIFF_3.stages == (0.0, 0.25, 0.5, 0.75)
+    assert STIFF_4.stages == (0.0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.9)
     c, a, b = tableau(method, z)
     scale = np.sum(np.abs(b))
 
