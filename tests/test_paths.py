@@ -2131,3 +2131,20 @@ def test_vmap_over_eta() -> None:
         found = jax.vmap(lambda eta, run=run: run(eta, jax.numpy.asarray(x), lambda row, like: draws[row]))(etas)
         for eta, y in zip(etas, found, strict=True):
             np.testing.assert_allclose(y, run(float(eta), x, lambda row, like: z[row]), rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.claim("paths-noise")
+@pytest.mark.parametrize("schedule", [FLOW, VP], ids=["flow", "vp"])
+def test_noise_of_the_noise_path(schedule: Schedule) -> None:
+    """The linear part only rescales x/alpha, which receives eta^2 (rho_a^2 - rho_b^2); none on a step to sigma = 0."""
+    t, eta = np.asarray([0.9, 0.5, 0.2, 0.0]), np.asarray([0.4, 1.0, 0.7])
+    level = schedule.level(t)
+    rho, alpha = level.sigma / level.alpha, level.alpha
+    for coordinate in ("log_snr", "ratio"):
+        path = paths.noise(schedule, t, eta=eta, coordinate=coordinate)
+        keep, noise = path.propagate(path.start, path.stop)
+        np.testing.assert_allclose(keep, alpha[1:] / alpha[:-1], rtol=ROUNDING)
+        expected = eta * alpha[1:] * np.sqrt(rho[:-1] ** 2 - rho[1:] ** 2)
+        np.testing.assert_allclose(noise, [*expected[:2], 0.0], rtol=1e-13)
+        # a factor the wrong way up, and the wrong end's alpha
+        assert not np.allclose(noise[:2], (expected / (alpha[1:] / alpha[:-1]) ** 2)[:2], rtol=1e-3)
