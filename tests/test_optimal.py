@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from diffnum import grids, oracles, paths, schedules
+from diffnum._optimal import _Reference
 from diffnum.adaptive import solve_adaptive
 from diffnum.schedules import Level
 from diffnum.solvers import adams_bashforth, solve
@@ -99,14 +100,8 @@ def test_on_normal_data_equal_angles_come_out():
 def test_the_density_is_a_power_of_the_constant():
     """One smooth function f(s) without y: the error of order 1 is f' h^2/2, so nodes have the density sqrt(f')."""
 
-    def denoise(x, level):
-        # on the velocity path, v = g(theta): D = (cos u - sin v) sd
-        theta = np.arctan2(level.sigma, level.alpha)
-        u = x / np.hypot(level.alpha, level.sigma)
-        return np.cos(theta) * u - np.sin(theta) * np.exp(2.0 * theta)
-
     schedule = schedules.truncate(FLOW, t_clean=0.02)
-    t = grids.optimal(schedule, 60, denoise, np.ones((1, 1)), order=1, weight="local", path=paths.velocity)
+    t = grids.optimal(schedule, 60, exponential, np.ones((1, 1)), order=1, weight="local", path=paths.velocity)
     level = schedule.level(t)
     theta = np.arctan2(level.sigma, level.alpha)
     # the error is measured in x, which is n u with n = |level|; the density is (n f')^(1/2)
@@ -117,6 +112,30 @@ def test_the_density_is_a_power_of_the_constant():
     assert np.max(np.abs(theta - expected)) < 0.01
     wrong = np.concatenate([[0.0], np.cumsum((size * np.exp(2.0 * s))[1:] * np.diff(s))])
     assert np.max(np.abs(theta - np.interp(np.linspace(1.0, 0.0, 61), wrong / wrong[-1], s))) > 0.05
+
+
+def exponential(x, level):
+    """Denoiser whose velocity is exp(2 theta), whatever x."""
+    theta = np.arctan2(level.sigma, level.alpha)
+    return np.cos(theta) * x / np.hypot(level.alpha, level.sigma) - np.sin(theta) * np.exp(2.0 * theta)
+
+
+@pytest.mark.claim("grids-local")
+@pytest.mark.parametrize("order", [1, 2, 3, 4])
+def test_local_errors_are_those_of_the_solver(order):
+    """Where f does not depend on x, the solver's own steps have them, those of its start included."""
+    schedule = schedules.truncate(FLOW, t_clean=0.02, t_noise=0.9)
+    reference = _Reference(schedule, exponential, np.ones((1, 1)), paths.velocity, end=False)
+    share = np.array([0.1, 0.25, 0.15, 0.2, 0.1, 0.2])
+    level = reference.levels(reference.places(share))
+    table = adams_bashforth(paths.velocity(schedule, level.t), order)
+    states = solve(exponential, np.ones((1, 1)), table, trajectory=True)[:, 0, 0]
+    theta, norm = np.arctan2(level.sigma, level.alpha), np.hypot(level.alpha, level.sigma)
+    steps = states[1:] / norm[1:] - states[:-1] / norm[:-1]
+    exact_steps = -(np.exp(2.0 * theta[:-1]) - np.exp(2.0 * theta[1:])) / 2.0
+    np.testing.assert_allclose(
+        reference.errors(share, order), np.abs(norm[1:] * (steps - exact_steps)), rtol=1e-3, atol=1e-6
+    )
 
 
 def test_normal_data_on_their_own_path_are_left_alone():
