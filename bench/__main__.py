@@ -65,6 +65,13 @@ def diffrax(*, quick: bool) -> list[Row]:
     return scan.run_diffrax(quick=quick)
 
 
+def noise(*, quick: bool) -> list[Row]:
+    """JAX: an SDE against its ODE and the bare draw."""
+    from bench import noise
+
+    return noise.run(quick=quick)
+
+
 def loop(*, quick: bool) -> list[Row]:
     """NumPy against a hand-written loop."""
     from bench import loop
@@ -82,6 +89,7 @@ def cross_entropy(*, quick: bool) -> list[Row]:
 SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
     "scan": (scan, "jax"),
     "diffrax": (diffrax, "diffrax"),
+    "noise": (noise, "jax"),
     "loop": (loop, None),
     "logsumexp": (log_sum_exp, None),
     "cross_entropy": (cross_entropy, None),

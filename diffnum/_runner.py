@@ -96,8 +96,10 @@ def solve(
     xp, dtype, state = namespace(x), x.dtype, _backend.state_dtype(x)
     count = table.weights.shape[1]
     centre = None if table.centre is None else _backend.convert(table.centre, x, state)
-    known = table.noise is not None and concrete(table.noise) is not None
+    deviations = None if table.noise is None else concrete(table.noise)
+    known = deviations is not None
     scratch = _backend.scratch(x, state)
+    source = _backend.draw_ahead(rng, np.flatnonzero(deviations), x) if deviations is not None else rng
 
     def evaluate(y: Array, stored: Any, row: _Row, slot: Any) -> tuple[Array, Any, Any]:
         u = _backend.read_only(_backend.cast(y, dtype))
@@ -114,7 +116,7 @@ def solve(
         if row.bias is not None:
             y = y + row.bias * centre
         if row.noise is not None:
-            y = _backend.add_normal(y, row.noise, rng, row.number, known=known)
+            y = _backend.add_normal(y, row.noise, source, row.number, known=known)
         return y, stored, aux
 
     def one_row(carry: tuple, row: _Row) -> tuple[tuple, tuple]:

@@ -9,7 +9,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 from scipy.stats import qmc
 
-from diffnum import grids, oracles, paths, schedules
+from diffnum import _backend, grids, oracles, paths, schedules
 from diffnum.convergence import table_moments
 from diffnum.solvers import adams_bashforth, solve
 
@@ -57,6 +57,59 @@ def test_two_modes_come_out_right():
         both = np.concatenate([out, -out])
         assert abs(both.std() / SCALE - 1.0) < DEVIATION
         assert (wasserstein(both) < DISTANCE) == good
+
+
+def some_noise(steps: int = 6) -> paths.Path:
+    """Noise in the first and the last two steps alone."""
+    eta = np.array([1.0, 0.0, 0.0, 0.0, 1.0, 1.0])
+    return paths.x0(SCHEDULE, grids.karras(SCHEDULE, steps), eta=eta)
+
+
+def test_rows_without_noise_draw_nothing():
+    """The generator has moved on by three draws, not by six."""
+    used, fresh = np.random.default_rng(0), np.random.default_rng(0)
+    solve(lambda x, level: 0.5 * x, np.ones(5), adams_bashforth(some_noise(), 1), rng=used)
+    fresh.standard_normal((3, 5))
+    assert used.standard_normal() == fresh.standard_normal()
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_draws_made_ahead_are_those_of_the_rows(batch):
+    jax = pytest.importorskip("jax")
+    key, like = jax.random.key(3), jax.numpy.ones((4, 2))
+    key = jax.random.split(key, 4) if batch else key
+    rows = np.array([1, 2, 5])
+    source = _backend.draw_ahead(key, rows, like)
+    assert source is not key
+    for row in rows.tolist():
+        np.testing.assert_array_equal(source(row, like), _backend.normal(key, row, like))
+    assert not np.array_equal(source(1, like), source(2, like))
+    closed = jax.make_jaxpr(lambda k: _backend.draw_ahead(k, rows, like)(5, like))(key)
+    assert "[3,4,2]" in str(closed)
+    assert "[6,4,2]" not in str(closed)
+
+
+def test_only_small_states_of_jax_draw_ahead():
+    jax = pytest.importorskip("jax")
+    key, rows = jax.random.key(0), np.arange(3)
+    assert _backend.draw_ahead(key, rows, jax.numpy.ones(4097)) is key
+    assert _backend.draw_ahead(key, np.arange(257), jax.numpy.ones(4096)) is key
+    assert _backend.draw_ahead(key, rows[:0], jax.numpy.ones(4)) is key
+    assert _backend.draw_ahead(key, rows, jax.numpy.ones(0)) is key
+    prescribed, generator = (lambda row, like: like), np.random.default_rng(0)
+    assert _backend.draw_ahead(prescribed, rows, jax.numpy.ones(4)) is prescribed
+    assert _backend.draw_ahead(generator, rows, np.ones(4)) is generator
+
+
+def test_small_and_large_states_get_the_same_noise():
+    """The first 4,096 of a state drawn row by row, with one key for each sample, are those of a state drawn ahead."""
+    jax = pytest.importorskip("jax")
+    keys = jax.random.split(jax.random.key(1), 8)
+    x = jax.numpy.ones((8, 1000))
+    table = adams_bashforth(some_noise(), 2)
+    large = jax.jit(lambda y, k: solve(lambda u, level: 0.5 * u, y, table, rng=k))(x, keys)
+    small = jax.jit(lambda y, k: solve(lambda u, level: 0.5 * u, y, table, rng=k))(x[:2], keys[:2])
+    np.testing.assert_allclose(small, large[:2], rtol=1e-12)
 
 
 def wasserstein(x: np.ndarray) -> float:

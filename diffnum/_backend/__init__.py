@@ -33,7 +33,7 @@ from ._arrays import (
 )
 from ._derivatives import differentiable, differentiate_as, join, linearised
 from ._devices import device_number, over_devices, shard
-from ._draws import add_normal, check_rng, fine_uniform, normal, random_words, uniform, zeros_for
+from ._draws import add_normal, check_rng, draw_ahead, fine_uniform, normal, random_words, uniform, zeros_for
 from ._loops import add_rows, add_scaled, put, registers, scan, scratch, subtract_at, while_loop, write
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "device_number",
     "differentiable",
     "differentiate_as",
+    "draw_ahead",
     "exp_of_temporary",
     "filled",
     "fine_uniform",
