@@ -31,8 +31,8 @@ NO_CHAPTER = {"plots"}
 """Public modules that the reader meets in the API reference only."""
 PAGES = {"index", "api", "bibliography"}
 """Pages that are not chapters."""
-HOUSE = {"imports", "ledger", "pairing", "readme", "site", "mutants", "bench"}
-"""Test files of the project itself."""
+HOUSE = {"imports", "ledger", "pairing", "readme", "site", "mutants", "bench", "bench_peers", "sde_figures"}
+"""Test files of the project itself, and of claims that cross modules."""
 ALT_LENGTH = (30, 250)
 
 FENCE = re.compile(r"^(`{3,}|~{3,})[ ]*(\{?[\w:-]*\}?)[ ]*([^\n]*)\n(.*?)^\1[ ]*$", re.MULTILINE | re.DOTALL)
