@@ -100,15 +100,35 @@ def _read_module(path: Path, root: Path, sources: Sources) -> None:
     for node in _definitions(tree):
         if node.name not in public:
             continue
-        codes = [_code(node, node.name, module)]
-        if isinstance(node, ast.ClassDef):
-            methods = [item for item in _definitions(node) if not item.name.startswith("_")]
-            codes += [_code(item, f"{node.name}.{item.name}", module) for item in methods]
-        elif chapter.exists() and not codes[0].labels:
+        codes = _codes(node, module, relative.as_posix())
+        if isinstance(node, ast.FunctionDef) and chapter.exists() and not codes[0].labels:
             sources.problems.append(
                 f"{relative}:{node.lineno}: {node.name} is public but its docstring cites no equation"
             )
         sources.functions += [code for code in codes if code.labels]
+    for private, names in _passed_on(tree, root):
+        for node in _definitions(ast.parse(private.read_text(encoding="utf-8"))):
+            if node.name in names and node.name in public:
+                codes = _codes(node, module, private.relative_to(root).as_posix())
+                sources.functions += [code for code in codes if code.labels]
+
+
+def _codes(node: ast.FunctionDef | ast.ClassDef, module: str, path: str) -> list[Code]:
+    """A definition and, of a class, its public methods."""
+    codes = [_code(node, node.name, module, path)]
+    if isinstance(node, ast.ClassDef):
+        methods = [item for item in _definitions(node) if not item.name.startswith("_")]
+        codes += [_code(item, f"{node.name}.{item.name}", module, path) for item in methods]
+    return codes
+
+
+def _passed_on(tree: ast.Module, root: Path) -> Iterator[tuple[Path, set[str]]]:
+    """Private files of the library that a module imports names from, which it may pass on as its own."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[-1].startswith("_"):
+            path = (root / node.module.replace(".", "/")).with_suffix(".py")
+            if node.level == 0 and path.exists():
+                yield path, {alias.name for alias in node.names if alias.asname is None}
 
 
 def exported(tree: ast.Module) -> list[str]:
@@ -125,9 +145,9 @@ def _definitions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.ClassDef]:
             yield node
 
 
-def _code(node: ast.FunctionDef | ast.ClassDef, name: str, module: str) -> Code:
+def _code(node: ast.FunctionDef | ast.ClassDef, name: str, module: str, path: str) -> Code:
     labels = tuple(dict.fromkeys(CITATION.findall(ast.get_docstring(node) or "")))
-    return Code(f"{module}.{name}", module.replace(".", "/") + ".py", _first_line(node), node.end_lineno or 0, labels)
+    return Code(f"{module}.{name}", path, _first_line(node), node.end_lineno or 0, labels)
 
 
 def _first_line(node: ast.FunctionDef | ast.ClassDef) -> int:
