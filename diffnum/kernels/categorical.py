@@ -655,10 +655,12 @@ def spread_canvas(value: Array, length: int, /) -> Array:
     >>> categorical.spread_canvas(np.array([[0.1, 0.9]]), 4)
     array([[0.1, 0.1, 0.9, 0.9]])
     """
-    if value.ndim != 2 or length < 1 or length % value.shape[1]:
-        msg = f"length must be a multiple of the canvases of a (batch, canvases) array, got {length} for {value.shape}"
+    value = value if hasattr(value, "dtype") else asfloat(value, "value")
+    shape, whole = tuple(value.shape), isinstance(length, int | np.integer) and not isinstance(length, bool)
+    if len(shape) != 2 or shape[1] == 0 or not whole or length < 1 or length % shape[1]:
+        msg = f"length must be a multiple of the canvases of a (batch, canvases) array, got {length} for {shape}"
         raise ValueError(msg)
-    xp, (batch, canvases) = namespace(value), value.shape
+    xp, (batch, canvases) = namespace(value), shape
     spread = xp.broadcast_to(value[..., None], (batch, canvases, length // canvases))
     return xp.reshape(spread, (batch, length))
 
@@ -752,9 +754,15 @@ def mutual_information(kernel: Kernel, law: Array, t: Any, /) -> Array:
     >>> float(categorical.mutual_information(categorical.uniform(50257), np.full(50257, 1 / 50257), t).round(3))
     4.719
     """
+    if not isinstance(kernel, Interpolation | Walk | Chain):
+        instance("kernel", kernel, Interpolation)
     law = asfloat(law, "law")
     if tuple(law.shape) != (kernel.classes,):
         msg = f"law must have shape ({kernel.classes},), got {tuple(law.shape)}"
+        raise ValueError(msg)
+    known = concrete(law)
+    if known is not None and not (known >= 0.0).all():
+        msg = f"law must be probabilities, all >= 0, got {known[~(known >= 0.0)][0]}"
         raise ValueError(msg)
     xp = namespace(law)
     if not isinstance(kernel, Interpolation):
@@ -955,6 +963,10 @@ def _tokens(kernel: Kernel, name: str, x: Any, t: Any) -> Array:
         x = beside(x, t.log_alpha) if isinstance(t, Keep) and hasattr(t.log_alpha, "dtype") else x
     if not namespace(x).isdtype(x.dtype, "integral"):
         msg = f"{name} must be integers, got dtype {x.dtype}"
+        raise TypeError(msg)
+    # a class that the dtype cannot hold would be compared as another one
+    if int(namespace(x).iinfo(x.dtype).max) < kernel.classes - 1:
+        msg = f"{name} must have a dtype that holds classes up to {kernel.classes - 1}, got {x.dtype}"
         raise TypeError(msg)
     known = concrete(x)
     if known is not None and not ((known >= 0) & (known < kernel.classes)).all():

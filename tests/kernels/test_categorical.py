@@ -1181,6 +1181,18 @@ def test_parameters_of_schedules(value):
         (lambda: cat.canvas_variance(np.sqrt, 3, method="sobol"), "method must be one of"),
         (lambda: cat.canvas_variance(lambda t: 1.0, 3, method="lattice", steps=2), "f must return the shape"),
         (
+            lambda: cat.mutual_information(FAMILIES["uniform"], np.asarray([2.0, -1.0, 0.0, 0.0, 0.0]), LEVELS[1]),
+            "law must be probabilities, all >= 0, got -1.0",
+        ),
+        (
+            lambda: cat.mutual_information(FAMILIES["uniform"], np.full(5, math.nan), LEVELS[1]),
+            "law must be probabilities, all >= 0, got nan",
+        ),
+        (lambda: cat.spread_canvas(np.zeros((2, 0)), 4), r"got 4 for \(2, 0\)"),
+        (lambda: cat.spread_canvas([[0.1, 0.2]], 3), r"got 3 for \(1, 2\)"),
+        (lambda: cat.spread_canvas(np.zeros((2, 2)), 4.0), r"got 4.0 for \(2, 2\)"),
+        (lambda: cat.spread_canvas(np.zeros((2, 1)), True), r"got True for \(2, 1\)"),
+        (
             lambda: _backend.random_words(lambda row, like: np.zeros(3), 0, np.zeros(2)),
             r"must return shape \(2,\), got \(3,\)",
         ),
@@ -1208,6 +1220,7 @@ def test_values_that_are_refused(make, message):
             "t must be a Keep, got float",
         ),
         (lambda: cat.q_sample(7, np.zeros(2, int), LEVELS[1], FAMILIES["uniform"]), "rng must be"),
+        (lambda: cat.mutual_information("uniform", np.full(5, 0.2), LEVELS[1]), "kernel must be an Interpolation, got"),
         (lambda: cat.draw(7, np.zeros(2)), "rng must be"),
         (lambda: cat.log_likelihood_ratio(FAMILIES["band"], 0, LEVELS[1]), "kernel must be an Interpolation, got Walk"),
     ],
@@ -1215,3 +1228,21 @@ def test_values_that_are_refused(make, message):
 def test_types_that_are_refused(make, message):
     with pytest.raises(TypeError, match=message):
         make()
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_tokens_whose_dtype_cannot_hold_all_classes_are_refused(backend: Backend, dtype: str):
+    """A class compared modulo 256 would be another one: the mask 256 of bytes would be the token 0."""
+    classes = 257 if dtype == "uint8" else 129
+    kernel, level = cat.absorbing(classes), cat.keep_linear().level(0.75)
+    xp = _backend.namespace(backend.asarray([0.0]))
+    tokens = xp.asarray([0, 1], dtype=getattr(xp, dtype))
+    message = f"must have a dtype that holds classes up to {classes - 1}, got .*{dtype}"
+    with pytest.raises(TypeError, match=f"x_0 {message}"):
+        cat.marginal(kernel, tokens, level)
+    with pytest.raises(TypeError, match=f"x_t {message}"):
+        cat.likelihood(kernel, tokens, level)
+    with pytest.raises(TypeError, match=f"x_0 {message}"):
+        cat.q_sample(lambda row, like: like, tokens, level, kernel)
+    found = backend.numpy(cat.marginal(cat.absorbing(classes - 1), tokens, level))
+    np.testing.assert_allclose(np.exp(found).sum(axis=-1), 1.0, rtol=ROUNDING if found.dtype == np.float64 else 1e-5)
