@@ -216,7 +216,7 @@ def check_sampler(
     ----------
     sampler : callable
         ``sampler(denoise, x, path) -> x_0``. It may use the levels of the path only: ``path.start`` and ``path.stop``
-        hold t, alpha and sigma of each step, noisy first.
+        hold t, alpha and sigma of each step, noisy first. If it draws noise, see `weak`.
     order : int
         The claim, >= 1.
     problem : Problem or str, optional
@@ -225,8 +225,9 @@ def check_sampler(
     path : callable, optional
         ``path(schedule, t)`` makes the path; `paths.x0` by default, or the equation's own.
     weak : bool, optional
-        Measure mean and standard deviation of the result on Gaussian data instead, exactly, with the noise taken from
-        `rng`; see `impulse_response`. The default problem is then "gaussian-vp".
+        Measure mean and standard deviation of the result on Gaussian data instead, exactly. The sampler takes its noise
+        from a parameter `rng`, which receives a callable: ``rng(row, like)`` returns normals of the shape of `like`;
+        see `impulse_response`. The default problem is then "gaussian-vp".
     kinds : sequence of str, optional
         Grids to refine; see `Problem.grid`.
     steps : sequence of int, optional
@@ -236,7 +237,8 @@ def check_sampler(
     strict : bool, optional
         Fail as well where the order is measured that far above the claim.
     asarray : callable, optional
-        From NumPy to the sampler's own library, e.g. ``torch.asarray``.
+        From NumPy to the sampler's own library, e.g. ``torch.asarray``. In float32 rounding hides all but low orders:
+        JAX needs ``jax_enable_x64``.
 
     Returns
     -------
@@ -255,7 +257,8 @@ def check_sampler(
     Notes
     -----
     A sampler in terms of sigma takes three lines to wrap, as the example shows. What is passed to `denoise` may hold
-    numbers or arrays, one for each sample.
+    numbers or arrays, one for each sample. An entry of `diffnum.samplers.SAMPLERS` is checked as
+    ``lambda denoise, x, path: solve(denoise, x, entry.method(path))`` with ``path=entry.path``.
 
     Examples
     --------
