@@ -57,7 +57,8 @@ def check_rng(rng: Any, like: Array) -> None:
     if not valid:
         msg = (
             "rng must be a numpy.random.Generator, a jax.random key, a torch.Generator (of the library of x), a "
-            f"sequence of them (one for each sample) or a callable (row, like) -> z; got {type(rng).__name__}"
+            "sequence of them (one for each sample) or a callable (row, like) -> z; got "
+            f"{type(rng).__module__.partition('.')[0]}.{type(rng).__name__} for x of type {type(like).__name__}"
         )
         raise TypeError(msg)
     if sources is not None and (like.ndim == 0 or sources != like.shape[0]):
