@@ -69,7 +69,8 @@ def coefficients(level: Level, source: str, target: str, schedule: Schedule | No
     ):
         values = concrete(scale) if singular else None
         if values is not None and np.any(values == 0):
-            msg = f"level must have {name} > 0 to get {target} from {source}, got {name} = 0"
+            hint = "; see schedules.truncate" if name == "alpha" else ""
+            msg = f"level must have {name} > 0 to get {target} from {source}, got {name} = 0{hint}"
             raise ValueError(msg)
     slopes = _finite_rates(schedule, level, source, target) if "flow" in {source, target} else (0.0, 0.0)
     half = _halves(source, alpha, sigma, slopes)
