@@ -150,7 +150,7 @@ def default(
     denoise : callable
         ``denoise(x, level) -> x0_hat``, of the shape of `x`.
     x : array
-        State at the schedule's noisy end, ``schedule.t_noise``.
+        State at the schedule's noisy end, ``schedule.t_noise``: pure noise is ``schedule.prior_std`` times normals.
     schedule : Schedule
         Any schedule; the result belongs to ``schedule.t_clean``.
     steps : int
