@@ -173,7 +173,8 @@ def transport(
         choose("divergence", divergence, ("exact", "hutchinson"))
         if jvp is None and not _backend.differentiable(x):
             msg = (
-                "divergence must be a function, or jvp be given, for arrays without derivatives of their own; got "
+                "divergence must be a function, or jvp be given, for arrays without derivatives of their own (an "
+                "oracle has oracle_divergence); got "
                 f"divergence={divergence!r} for {type(x).__name__}"
             )
             raise TypeError(msg)
@@ -225,7 +226,7 @@ def log_density(
     Returns
     -------
     LogDensity
-        Log-density, its standard error, the noise and the volume.
+        Log-density `value`, its `standard_error`, the noise `x` and the `volume`.
 
     Raises
     ------
