@@ -6,7 +6,7 @@ noise levels of any geometry. Derivation: :doc:`/kernels/gaussian`.
 
 Conventions. ``x_t = alpha_t x_0 + sigma_t eps``. r, s, t are levels (`diffnum.schedules.Level`) of increasing noise: r
 the cleanest, t the noisiest. Their entries are numbers or arrays that broadcast against each other, and against the
-points. ``h = log_snr(s) - log_snr(t)`` in nats.
+points: for one level a sample of points (B, d) they have shape (B, 1). ``h = log_snr(s) - log_snr(t)`` in nats.
 """
 
 from __future__ import annotations
