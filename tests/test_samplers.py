@@ -556,22 +556,26 @@ def test_weak_order_on_gaussian_data(name):
     assert abs(slope - SAMPLERS[name].orders.weak) <= 0.1, slope
 
 
-def shared_noise(name: str, n: int) -> float:
-    """Root mean square of the difference between n and 2n steps on one Brownian path, exactly.
+def carried(table: Any) -> np.ndarray:
+    """What the linear part alone makes of the noise of each row: its size, brought to the end."""
+    return response(table._replace(weights=0.0 * table.weights))[2][:-1]
 
-    The noise of a coarse row is that of the fine rows of its interval, scaled to variance 1. Inside an interval the
-    linear part changes their shares by O(h), which is below what is measured. The first rows are left out.
+
+def shared_noise(name: str, n: int, options: Options, weigh: Callable[[Any], np.ndarray] = carried) -> float:
+    """Root mean square of the difference between n and 2n steps on one Brownian path.
+
+    The noise of a coarse row is that of the fine rows of its interval, each with the factor that the linear part of the
+    equation gives it on the way. On the path of an exact SDE that is the noise of the coarse row exactly. The first
+    rows are left out.
     """
-    coarse, fine = (
-        SAMPLERS[name].table(NOISY, grid("uniform", NOISY, k), **options_of(name, n)) for k in (n, 2 * n)
-    )  # fmt: skip
+    coarse, fine = (SAMPLERS[name].table(NOISY, grid("uniform", NOISY, k), **options) for k in (n, 2 * n))
     last = float(NOISY.log_snr(NOISY.t_clean))
 
     def rows(table: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the noise of each noisy row has arrived, its size, and what becomes of it."""
+        """Where the noise of each noisy row has arrived, its weight in a sum, and what becomes of it."""
         ends = np.append(np.asarray(table.level.log_snr)[1:], last)
         noisy = np.asarray(table.noise) > 0.0
-        return ends[noisy], np.asarray(table.noise)[noisy], response(table)[2][:-1][noisy]
+        return ends[noisy], weigh(table)[noisy], response(table)[2][:-1][noisy]
 
     (ends, _, gains), (fine_ends, sizes, fine_gains) = rows(coarse), rows(fine)
     if SAMPLERS[name].eta == "churn":
@@ -584,9 +588,17 @@ def shared_noise(name: str, n: int) -> float:
     return float(np.sqrt(np.sum((gains @ shares - fine_gains)[8:] ** 2)))
 
 
+def test_noise_is_aggregated_exactly():
+    """Where each step is exact, n and 2n steps on one path agree; with the sizes alone they differ by O(h), order 1."""
+    options = {"eta": 1.0, "sigma_data": STD, "centre": MEAN}
+    assert shared_noise("velocity_sde", 40, options) < 1e-12
+    sizes = [shared_noise("velocity_sde", n, options, lambda table: np.asarray(table.noise)) for n in (40, 80)]
+    assert reference.slopes((40, 80), sizes)[0] == pytest.approx(1.0, abs=0.15)
+
+
 @pytest.mark.parametrize("name", [name for name in STOCHASTIC if SAMPLERS[name].eta != "restart"])
 def test_strong_order_on_gaussian_data(name):
-    (slope,) = reference.slopes((160, 320), [shared_noise(name, n) for n in (160, 320)])
+    (slope,) = reference.slopes((160, 320), [shared_noise(name, n, options_of(name, n)) for n in (160, 320)])
     assert abs(slope - SAMPLERS[name].orders.strong) <= 0.1, slope
 
 
@@ -1110,6 +1122,19 @@ def test_defaults():
         else:
             default = {"eta": 1.0} if sampler.eta in {"path", "ancestral", "2M-SDE"} else {}
             assert dict(sampler.options) == expected.get(name, default), name
+
+
+def test_what_lu_et_al_published():
+    """SDE-DPM-Solver++(1) and (2M); stages with noise come from programs."""
+    found = {name for name in STOCHASTIC if SAMPLERS[name].source == "Lu et al. 2022b"}
+    assert found == {"sde_dpmpp_1", "sde_dpmpp_2m", "sde_dpmpp_2m_corrected"}
+    # the first paper has one-step methods only; several steps came with the second
+    first = {
+        sampler.title.removesuffix(", corrected")
+        for sampler in SAMPLERS.values()
+        if sampler.source == "Lu et al. 2022a"
+    }
+    assert first == {"DPM-Solver-1", "DPM-Solver-2", "DPM-Solver-3"}
 
 
 def test_names():
