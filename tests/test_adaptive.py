@@ -196,6 +196,29 @@ def test_the_estimate_falls_with_the_order_of_the_pair():
         assert abs(math.log2(found[0] / found[1]) - order) < 0.2
 
 
+@pytest.mark.claim("adaptive-estimate")
+def test_the_estimate_of_order_three_on_gaussian_data_and_the_pair_that_is_blind_there():
+    """In rho the bracket is (c - 1/2) f_y f': 0 with the midpoint inside; c = 1/3 keeps 2/3 of the term in f''."""
+    std, rho = 0.6, 1.0
+    q = std**2 + rho**2
+    slope_times_rate, second = rho * std**2 * q**-2.5, -3.0 * rho * std**2 * q**-2.5
+    oracle, x = oracles.gaussian([0.0], std), np.array([[math.sqrt(q)]])
+    schedule = schedules.edm(sigma_min=0.0, sigma_max=5.0)
+
+    def ratio(c: float, length: float) -> float:
+        pair = Pair(PAIR_32.method._replace(stages=(0.0, c, 2 / 3)), (0, 1))
+        path = paths.noise(schedule, np.array([rho, rho - length]), coordinate="ratio")
+        solution = solve_adaptive(oracle.denoise, x, path, rtol=0.0, atol=1.0, first_step=1.0, pair=pair)
+        return float(solution.errors[0]) / length**3
+
+    assert PAIR_32.method.stages[1] == 1 / 3
+    assert ratio(1 / 3, 0.002) == pytest.approx(slope_times_rate / 6, rel=0.01)
+    assert slope_times_rate / 6 == pytest.approx(2 / 3 * abs((1 / 6 - 1 / 12) * second), rel=1e-12)
+    assert ratio(1 / 4, 0.002) == pytest.approx(slope_times_rate / 4, rel=0.01)
+    assert ratio(1 / 2, 0.002) < 0.01 * slope_times_rate
+    assert ratio(1 / 2, 0.004) / ratio(1 / 2, 0.002) == pytest.approx(2.0, abs=0.1)
+
+
 @pytest.mark.claim("adaptive-norm")
 def test_norm_over_the_batch_or_over_each_sample():
     rng = np.random.default_rng(0)
