@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from diffnum import _backend
-from diffnum._arguments import choose, number
+from diffnum._arguments import choose, finite, instance, number
 from diffnum._backend import Array, concrete, namespace
 from diffnum._tables import Method
 from diffnum.paths import Path
@@ -218,6 +218,7 @@ def solve_adaptive(
     """
     _check_path(path)
     _check_pair(pair)
+    _check_controller(controller)
     rtol, atol = _tolerances(rtol, atol)
     choose("norm", norm, ("batch", "sample"))
     share, limit = _share(first_step), _count(max_steps)
@@ -395,6 +396,9 @@ def _error(pairs: list, rtol: float, atol: float, norm: str, *, like: Array) -> 
     ratios = []
     for estimate, before, after in pairs:
         xp = namespace(estimate)
+        if 0 in estimate.shape:
+            ratios.append(xp.zeros_like(xp.sum(estimate)))
+            continue
         old, new = size(before), size(after)
         ratios.append(xp.max(size(estimate) / (atol + rtol * xp.where(old > new, old, new))))
     error = _backend.constant(ratios[0])
@@ -479,6 +483,17 @@ def _check_path(path: Any) -> None:
         raise ValueError(msg)
 
 
+def _check_controller(controller: Any) -> None:
+    instance("controller", controller, Controller)
+    known: list[Any] = [concrete(finite(f"controller.{name}", value)) for name, value in controller._asdict().items()]
+    if any(value is None for value in known):
+        return
+    safety, least, largest, integral, _ = known
+    if not (safety > 0.0 and 0.0 < least < 1.0 <= largest and integral > 0.0):
+        msg = f"controller must have safety > 0, 0 < least < 1 <= largest and integral > 0, got {controller}"
+        raise ValueError(msg)
+
+
 def _check_pair(pair: Any) -> None:
     if not isinstance(pair, Pair) or pair.method.history:
         msg = f"pair must be a Pair whose method does not look at earlier steps, got {pair!r}"
@@ -545,6 +560,9 @@ def _shaped(value: Any, x: Array) -> Array:
         got = type(value).__name__ if shape is None else f"shape {tuple(shape)}"
         msg = f"denoise must return an array of the shape of x, {tuple(x.shape)}, got {got}"
         raise ValueError(msg)
+    if not _backend.matches(value, x):
+        msg = f"denoise must return a real array of the library of x, got {type(value).__name__} of {value.dtype}"
+        raise TypeError(msg)
     return value
 
 

@@ -111,8 +111,10 @@ def classifier_free(
         guided = given + change
         if share == 0.0:
             return guided
-        factor = _spread(given, axes) / _spread(guided, axes)
-        return guided * (share * factor + (1.0 - share))
+        if given.ndim <= axes:
+            msg = f"batch_axes must be less than the axes of x for rescale, got {axes} for shape {tuple(given.shape)}"
+            raise ValueError(msg)
+        return guided * _backend.cast(share * _relative_spread(given, guided, axes) + (1.0 - share), guided.dtype)
 
     return denoise
 
@@ -218,6 +220,8 @@ def dynamic_threshold(
 
     def thresholded(x: Array, level: Level) -> Array:
         value = denoise(x, level)
+        if 0 in value.shape:
+            return value
         xp = namespace(value)
         s = _quantile(xp.abs(value), q, axes)
         s = xp.where(s > limit, s, xp.full_like(s, limit))
@@ -379,10 +383,19 @@ def _trailing(value: Array, like: Array) -> Array:
     )
 
 
-def _spread(value: Array, axes: int) -> Array:
-    xp = namespace(value)
-    rest = tuple(range(axes, value.ndim))
-    return xp.std(value, axis=rest, keepdims=True)
+def _relative_spread(a: Array, b: Array, axes: int) -> Array:
+    """Quotient of the standard deviations of each sample; 1 where b is constant, and nothing can be rescaled."""
+    xp, state = namespace(a, b), _backend.state_dtype(b)
+    first, second = (_variance(_backend.cast(value, state), axes) for value in (a, b))
+    flat, none = second == 0.0, first == 0.0
+    one = xp.ones_like(second)
+    # where a alone is constant the quotient is 0, and the root has no derivative
+    root = xp.sqrt(xp.where(none | flat, one, first) / xp.where(flat, one, second))
+    return xp.where(none & ~flat, xp.zeros_like(root), root)
+
+
+def _variance(value: Array, axes: int) -> Array:
+    return namespace(value).var(value, axis=tuple(range(axes, value.ndim)), keepdims=True)
 
 
 def _quantile(sizes: Array, q: float, axes: int) -> Array:

@@ -757,3 +757,39 @@ def test_other_refusals():
         with pytest.raises(ValueError, match="pair must be a Pair"):
             solve_adaptive(DATA.denoise, X, PATH, pair=pair)
     assert solve_adaptive(lambda x, level: 0.5 * x, 0.3, PATH).x.shape == ()
+
+
+@pytest.mark.parametrize("norm", ["batch", "sample"])
+@pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
+def test_no_samples_take_few_steps(name, norm):
+    xp = pytest.importorskip({"jax": "jax.numpy"}.get(name, name))
+    path = paths.velocity(schedules.rectified_flow(), np.array([1.0, 0.0]))
+    for shape in ((0, 3), (2, 0)):
+        found = solve_adaptive(lambda x, level: 0.5 * x, xp.zeros(shape), path, norm=norm)
+        assert tuple(found.x.shape) == shape
+        assert int(found.rejected) == 0
+
+
+@pytest.mark.parametrize(
+    "controller, error, message",
+    [
+        (None, TypeError, "controller must be a Controller, got NoneType"),
+        (Controller(safety=math.nan), ValueError, "controller.safety must be finite, got nan"),
+        (Controller(safety=-1.0), ValueError, "controller must have safety > 0"),
+        (Controller(least=0.0), ValueError, "0 < least < 1 <= largest"),
+        (Controller(least=1.0), ValueError, "0 < least < 1 <= largest"),
+        (Controller(largest=0.9), ValueError, "0 < least < 1 <= largest"),
+        (Controller(integral=0.0), ValueError, "integral > 0"),
+        (Controller(proportional="x"), TypeError, "controller.proportional must be real numbers"),  # type: ignore[arg-type]
+    ],
+)
+def test_controllers_that_cannot_work(controller, error, message):
+    path = paths.velocity(schedules.rectified_flow(), np.array([1.0, 0.0]))
+    with pytest.raises(error, match=message):
+        solve_adaptive(lambda x, level: 0.5 * x, np.ones(2), path, controller=controller)
+
+
+def test_a_complex_output_is_no_denoiser():
+    path = paths.velocity(schedules.rectified_flow(), np.array([1.0, 0.0]))
+    with pytest.raises(TypeError, match=r"denoise must return a real array of the library of x, got .*complex128"):
+        solve_adaptive(lambda x, level: 1j * x, np.ones(2), path)

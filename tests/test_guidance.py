@@ -534,3 +534,70 @@ def test_other_refusals():
         guidance.noise_to(X, 0.5, rng=np.random.default_rng(0))
     with pytest.raises(TypeError, match="rng must be"):
         guidance.noise_to(X, FLOW.level(0.5), rng=1)
+
+
+def test_rescaling_leaves_constant_samples_alone():
+    """The standard deviation of a constant is 0: there is nothing to rescale, and no 0/0 that becomes NaN."""
+    level = FLOW.level(0.5)
+    x = np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 3.0], [1.0, 2.0, 3.0]])
+
+    def other(x, level):
+        return x * np.array([[0.0], [0.0], [2.0]])
+
+    def guided(x, share):
+        return guidance.classifier_free(lambda x, level: x, other, 2.0, rescale=share)(x, level)
+
+    # constant: guided as it is; twice: back to the standard deviation of x; guided to a constant: left alone
+    np.testing.assert_allclose(guided(x, 1.0), [[2.0, 2.0, 2.0], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]], rtol=1e-15)
+    flat = guidance.classifier_free(lambda x, level: 0.0 * x + 1.0, lambda x, level: x, 2.0, rescale=1.0)
+    np.testing.assert_array_equal(flat(x[1:2], level), 0.0)
+
+
+def test_rescaling_in_half_precision_does_not_overflow():
+    x = np.array([[-300.0, 100.0, 300.0]], dtype=np.float16)
+    level = FLOW.level(0.5)
+    found = guidance.classifier_free(lambda x, level: x, lambda x, level: 0.0 * x, 2.0, rescale=1.0)(x, level)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, x)
+
+
+def test_derivatives_of_rescaling_at_constant_samples():
+    jax = pytest.importorskip("jax")
+    level = FLOW.level(0.5)
+
+    def total(x):
+        denoise = guidance.classifier_free(lambda x, level: x, lambda x, level: 0.0 * x, 2.0, rescale=0.5)
+        return denoise(x, level).sum()
+
+    found = jax.grad(total)(jax.numpy.asarray([[1.0, 1.0], [1.0, 2.0]]))
+    assert np.isfinite(found).all()
+
+
+def test_rescaling_needs_more_than_one_number():
+    denoise = guidance.classifier_free(lambda x, level: x, lambda x, level: 0.0 * x, 2.0, rescale=0.5)
+    with pytest.raises(ValueError, match=r"batch_axes must be less than the axes of x for rescale, got 1 for .*\(2,\)"):
+        denoise(np.array([1.0, 2.0]), FLOW.level(0.5))
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_thresholds_of_no_numbers(shape):
+    assert guidance.dynamic_threshold(lambda x, level: x)(np.zeros(shape), FLOW.level(0.5)).shape == shape
+
+
+def test_traced_parameters_need_arrays_of_jax():
+    """A traced number has no value that an array of NumPy could take: NaN would come of it."""
+    jax = pytest.importorskip("jax")
+    x, level = np.ones((2, 3)), FLOW.level(0.5)
+
+    def guided(scale):
+        return guidance.classifier_free(lambda x, level: x, lambda x, level: 0.0 * x, scale)(x, level)
+
+    def noisy(sigma):
+        return guidance.noise_to(x, Level(0.5, 0.5, sigma), rng=np.random.default_rng(0))
+
+    def score(sigma):
+        return parameterization.to_score(x, x, Level(0.5, 0.5, sigma), source="eps")
+
+    for function in (guided, noisy, score):
+        with pytest.raises(TypeError, match=r"x must be a JAX array where JAX traces .*, got numpy.ndarray"):
+            jax.jit(function)(0.5)

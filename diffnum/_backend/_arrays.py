@@ -197,13 +197,23 @@ def convert(array: Array, like: Array, dtype: Any) -> Array:
     -------
     array
         The same values.
+
+    Raises
+    ------
+    TypeError
+        If JAX traces `array` and `like` is of another library.
     """
     xp = namespace(like)
     if array_api_compat.is_array_api_obj(array) and namespace(array) is xp:
         return xp.astype(array, dtype, copy=False)
     if is_jax(like):
         return xp.asarray(array, dtype=dtype)
-    return xp.asarray(concrete(array), dtype=dtype, device=array_api_compat.device(like))
+    values = concrete(array)
+    if values is None:
+        kind = f"{type(like).__module__.partition('.')[0]}.{type(like).__name__}"
+        msg = f"x must be a JAX array where JAX traces what it is combined with, got {kind}"
+        raise TypeError(msg)
+    return xp.asarray(values, dtype=dtype, device=array_api_compat.device(like))
 
 
 def columns(array: Array, like: Array, dtype: Any) -> list:
