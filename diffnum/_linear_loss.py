@@ -7,8 +7,11 @@ none of them. Equations: :doc:`/cross_entropy`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from . import _backend
 from ._arguments import choose, number
@@ -593,7 +596,8 @@ def _accumulator(name: str | None, *arrays: Array) -> Any:
         return xp.float64 if wide else xp.float32
     choose("accumulate", name, ("float32", "float64"))
     dtype = getattr(xp, name)
-    if xp.zeros((), dtype=xp.float32).dtype != dtype and xp.asarray(0.0, dtype=dtype).dtype != dtype:
+    # asking JAX for a dtype that is off would warn
+    if name == "float64" and xp.asarray(np.float64(0.0)).dtype != dtype:
         msg = f"accumulate must be a dtype that the library has enabled, got {name!r}"
         raise ValueError(msg)
     return dtype
@@ -613,6 +617,20 @@ def _vector(name: str, value: Any, shape: tuple[int, ...], like: Array, dtype: A
     return value if dtype is None else _backend.cast(value, dtype)
 
 
+def _ignored(ignore_index: Any) -> Any:
+    """A Python integer; an array where JAX traces it."""
+    if ignore_index is None or (_backend.is_jax(ignore_index) and _backend.concrete(ignore_index) is None):
+        return ignore_index
+    try:
+        number = None if isinstance(ignore_index, bool) else operator.index(ignore_index)
+    except TypeError:
+        number = None
+    if number is None:
+        msg = f"ignore_index must be an integer or None, got {ignore_index!r}"
+        raise ValueError(msg)
+    return number
+
+
 def _targets(
     targets: Array, batch: tuple[int, ...], vocabulary: int, ignore_index: int | None, like: Array
 ) -> tuple[Array, Array]:
@@ -625,9 +643,7 @@ def _targets(
     if tuple(targets.shape) != batch:
         msg = f"targets must have the shape of hidden without its last axis, {batch}, got {tuple(targets.shape)}"
         raise ValueError(msg)
-    if ignore_index is not None and (isinstance(ignore_index, bool) or not hasattr(ignore_index, "__index__")):
-        msg = f"ignore_index must be an integer or None, got {ignore_index!r}"
-        raise ValueError(msg)
+    ignore_index = _ignored(ignore_index)
     known = _backend.concrete(targets)
     if known is not None:
         wrong = (known < 0) | (known >= vocabulary)
@@ -640,8 +656,13 @@ def _targets(
     xp = _backend.namespace(targets)
     # indices are 64 bits wide in the other libraries
     short = _backend.is_jax(targets) and targets.dtype != xp.int64
+    counted = xp.ones_like(targets, dtype=xp.bool)
+    if ignore_index is not None:
+        # compared before the cast, which would wrap the largest unsigned integers to negative ones
+        limits = xp.iinfo(targets.dtype)
+        if not isinstance(ignore_index, int) or limits.min <= ignore_index <= limits.max:
+            counted = targets != ignore_index
     targets = xp.astype(targets, xp.int32 if short else xp.int64)
     if ignore_index is None:
-        return targets, xp.ones_like(targets, dtype=xp.bool)
-    counted = targets != ignore_index
+        return targets, counted
     return xp.where(counted, targets, xp.full_like(targets, -1)), counted

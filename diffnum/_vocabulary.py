@@ -339,6 +339,9 @@ def sample(
     >>> bool(abs(np.mean(draws) - 0.75) < 0.03)
     True
     """
+    if isinstance(chunk, tuple):
+        msg = f"chunk must be an integer >= 1 or None, got {chunk!r}"
+        raise ValueError(msg)  # noqa: TRY004
     problem = prepare(hidden, weight, None, bias=bias, softcap=softcap, logit_scale=logit_scale, chunk=chunk)
     layer, inputs = problem.layer, problem.inputs
     tokens, vocabulary = inputs.hidden.shape[0], inputs.weight.shape[0]

@@ -1286,3 +1286,45 @@ print(float(loss), float(np.abs(grads.weight.sum(axis=0)).max()), resource.getru
     assert loss == pytest.approx(math.log(50257) + 0.5, abs=0.02)  # Gaussian logits of variance 1
     assert balance < 1e-4  # gradients of the logits sum to 0, so those of the weights do
     assert kib < 3 * 2**20
+
+
+@pytest.mark.parametrize("name", ["numpy", "jax", "torch"])
+def test_an_ignored_class_that_the_targets_cannot_hold(name):
+    backend = make_backend(name)
+    arrays = backend.asarray(np.eye(2)), backend.asarray([[1.0, 2.0], [3.0, 5.0]]), backend.xp.asarray([1, 0])
+    expected = float(linear_cross_entropy(*arrays))
+    for outside in (2**40, 2**70, -(2**70)):
+        assert float(linear_cross_entropy(*arrays, ignore_index=outside)) == expected
+
+
+def test_unsigned_targets_are_compared_before_they_wrap():
+    """In 32 bits 2^32 - 100 is -100: under jit, where targets are not known, such a target is NaN and not ignored."""
+    jax = pytest.importorskip("jax")
+    hidden, weight = jax.numpy.eye(2), jax.numpy.ones((3, 2))
+
+    def loss(targets):
+        return linear_cross_entropy(hidden, weight, targets, ignore_index=-100, reduction="none")
+
+    found = np.asarray(jax.jit(loss)(jax.numpy.asarray([0, 2**32 - 100], dtype=jax.numpy.uint32)))
+    np.testing.assert_allclose(found[0], np.log(3.0), rtol=1e-6)
+    assert np.isnan(found[1])
+
+
+def test_options_of_the_wrong_kind_are_named():
+    arrays = np.eye(2), np.ones((3, 2)), np.array([1, 0])
+    with pytest.raises(ValueError, match=r"ignore_index must be an integer or None, got array\(\[1, 2\]\)"):
+        linear_cross_entropy(*arrays, ignore_index=np.array([1, 2]))
+    with pytest.raises(ValueError, match=r"chunk must be an integer >= 1 or None, got \(2, 3\)"):
+        sample(arrays[0], arrays[1], np.random.default_rng(0), chunk=(2, 3))
+
+
+def test_sums_in_a_dtype_that_jax_has_off():
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    arrays = jnp.eye(2, dtype=jnp.float32), jnp.ones((3, 2), dtype=jnp.float32), jnp.asarray([1, 0])
+    jax.config.update("jax_enable_x64", False)
+    try:
+        with pytest.raises(ValueError, match="accumulate must be a dtype that the library has enabled, got 'float64'"):
+            linear_cross_entropy(*arrays, accumulate="float64")
+    finally:
+        jax.config.update("jax_enable_x64", True)
