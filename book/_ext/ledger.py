@@ -423,7 +423,7 @@ def _table(
     for label in sorted(labels, key=lambda label: _order(app.env, label)):
         functions, tests = entries.get(label, ([], []))
         page = _defined(app.env)[label][0]
-        target = f"{app.builder.get_relative_uri(docname, page)}#equation-{label}"
+        target = f"{app.builder.get_relative_uri(docname, page)}#{_anchor(label)}"
         text = f"({number(app.env, label)})"
         link = nodes.paragraph(
             "",
@@ -462,9 +462,14 @@ def test_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield page, {"title": path, "body": body + "\n".join(lines), "parents": []}, "page.html"
 
 
+def _anchor(label: str) -> str:
+    """The id of an equation in its page."""
+    return nodes.make_id(f"equation-{label}")
+
+
 def _back(app: Sphinx, page: str, label: str) -> str:
     target = app.builder.get_relative_uri(page, _defined(app.env)[label][0])
-    return f'<a class="ledger-back" href="{target}#equation-{label}">({number(app.env, label)})</a>'
+    return f'<a class="ledger-back" href="{target}#{_anchor(label)}">({number(app.env, label)})</a>'
 
 
 def publish(app: Sphinx) -> None:
@@ -479,7 +484,7 @@ def publish(app: Sphinx) -> None:
                 "label": label,
                 "number": number(env, label),
                 "page": page,
-                "url": f"{app.builder.get_target_uri(page)}#equation-{label}",
+                "url": f"{app.builder.get_target_uri(page)}#{_anchor(label)}",
                 "latex": _latex(env).get(page, {}).get(label, ""),
                 "functions": [_record(code) for code in functions],
                 "tests": [_record(code) for code in tests],

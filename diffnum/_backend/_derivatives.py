@@ -175,7 +175,10 @@ def _jax_join(value: Callable[..., Any], forward: Callable[..., Any], backward: 
 
     def forth(inputs: Any, constants: Any) -> Any:
         leaf = jax.custom_derivatives.CustomVJPPrimal
-        held = jax.tree.map(lambda a: a.value, (inputs, constants), is_leaf=lambda a: isinstance(a, leaf))
+        # inside a loop, JAX hands on what does not change as arrays of NumPy's kind
+        held = jax.tree.map(
+            lambda a: jax.numpy.asarray(a.value), (inputs, constants), is_leaf=lambda a: isinstance(a, leaf)
+        )
         wanted = tuple(a is not None and a.perturbed for a in inputs)
         outputs, residuals = forward(*held, wanted)
         # what is wanted is static: it travels in the structure of the residuals
@@ -183,6 +186,7 @@ def _jax_join(value: Callable[..., Any], forward: Callable[..., Any], backward: 
 
     def back(saved: Any, cotangents: Any) -> Any:
         *held, marks = saved
+        held = jax.tree.map(jax.numpy.asarray, held)
         zero = jax.custom_derivatives.SymbolicZero
         known = tuple(
             None if c is None or isinstance(c, zero) or c.dtype == jax.dtypes.float0 else c for c in cotangents
