@@ -138,9 +138,9 @@ def torch_plain(h: Any, w: Any, y: Any) -> Any:
 
 def torch_chunked(h: Any, w: Any, y: Any) -> Any:
     """PyTorch's own chunks of tokens."""
-    from torch.nn import functional
+    from torch.nn import LinearCrossEntropyOptions, functional
 
-    options = functional.LinearCrossEntropyOptions()
+    options = LinearCrossEntropyOptions()
     return functional.linear_cross_entropy(h, w, y, options=options)
 
 
