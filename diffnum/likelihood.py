@@ -304,8 +304,10 @@ def normal_prior(
     -5.300965
     """
     std, centre = number("sigma_data", sigma_data, least=0.0), finite("centre", centre)
+    _count(event_ndim, "event_ndim")
 
     def prior(x: Array, level: Level) -> Array:
+        x = _events("x", x, event_ndim)
         xp = namespace(x)
         point = _backend.convert(centre, x, x.dtype)
         scale = _backend.hypot(level.alpha * std, level.sigma)
@@ -394,7 +396,7 @@ def probes(rng: Any, like: Array, count: int, /, *, kind: Kind = "rademacher", e
     True
     """
     choose("kind", kind, KINDS)
-    number_of = _count(count)
+    number_of, like = _count(count), _events("like", like, event_ndim)
     size = _size(like, event_ndim)
     if rng is None:
         msg = "rng must be given for random directions, got None"
@@ -531,7 +533,7 @@ def dequantise(rng: Any, x: Array, /, *, bin_width: float, row: int = 0) -> Arra
     >>> np.floor(4 * x).tolist()
     [0.0, 1.0, 2.0, 3.0]
     """
-    width = number("bin_width", bin_width, above=0.0)
+    width, x = number("bin_width", bin_width, above=0.0), _floating("x", x)
     return _backend.cast(x + width * _backend.uniform(rng, row, x), x.dtype)
 
 
@@ -677,16 +679,27 @@ def _standard_error(values: Array, kind: str, size: int) -> Array | None:
     return xp.sqrt(variance * ((size - count) / size if kind == "orthogonal" else 1.0))
 
 
-def _samples(x: Any, path: Path, event_ndim: int) -> Array:
+def _floating(name: str, x: Any) -> Array:
     given = x if hasattr(x, "dtype") else np.asarray(x)
-    array = _backend.asfloat(given)
+    array = _backend.asfloat(given, name)
     if array.dtype != given.dtype:
-        msg = f"x must have a floating-point dtype, got {given.dtype}"
+        msg = f"{name} must have a floating-point dtype, got {given.dtype}"
         raise TypeError(msg)
+    return array
+
+
+def _events(name: str, x: Any, event_ndim: int) -> Array:
+    """`x` if it is of floating point and has the axes of a sample."""
+    array = _floating(name, x)
     _count(event_ndim, "event_ndim")
     if array.ndim < event_ndim:
-        msg = f"x must have at least event_ndim = {event_ndim} axes, got shape {tuple(array.shape)}"
+        msg = f"{name} must have at least event_ndim = {event_ndim} axes, got shape {tuple(array.shape)}"
         raise ValueError(msg)
+    return array
+
+
+def _samples(x: Any, path: Path, event_ndim: int) -> Array:
+    array = _events("x", x, event_ndim)
     return namespace(path.first.t).asarray(array) if concrete(path.first.t) is None else array
 
 
