@@ -695,3 +695,24 @@ def test_counts(value):
     ):
         with pytest.raises(ValueError, match="must be an integer >= 1, got"):
             call()
+
+
+LEVEL = schedules.edm().level(2.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "name"),
+    [
+        (lambda: dequantise(np.random.default_rng(0), np.arange(4), bin_width=1.0), TypeError, "x must"),
+        (lambda: probes(np.random.default_rng(0), np.zeros(3, int), 2, kind="gaussian"), TypeError, "like must"),
+        (lambda: probes(np.random.default_rng(0), np.zeros(3), 2, event_ndim=2), ValueError, "like must"),
+        (lambda: probes(np.random.default_rng(0), np.zeros(3), 2, event_ndim=0), ValueError, "event_ndim must"),
+        (lambda: normal_prior(event_ndim=0), ValueError, "event_ndim must"),
+        (lambda: normal_prior(centre=0.5)(np.zeros(2, int), LEVEL), TypeError, "x must"),
+        (lambda: normal_prior(event_ndim=2)(np.zeros(2), LEVEL), ValueError, "x must"),
+    ],
+)
+def test_nothing_is_cut_to_integers_or_summed_over_other_axes(call, error, name):
+    """Integers would take no noise, lose a centre's fraction, and make directions of another covariance."""
+    with pytest.raises(error, match=name):
+        call()
