@@ -39,8 +39,8 @@ def solve(
     Parameters
     ----------
     denoise : callable
-        ``denoise(x, level) -> x0_hat``, of the shape and library of `x`. It must not write to its `x`: on NumPy that is
-        read-only, on PyTorch a write would change the state.
+        ``denoise(x, level) -> x0_hat``, of the shape and library of `x`. It must not write to its `x`, which is
+        the state: on NumPy that is read-only, on PyTorch a write is noticed and refused.
     x : array
         State at the first level, of any shape, floating point.
     table : Table
@@ -71,8 +71,8 @@ def solve(
     TypeError
         If `x` is not floating point, `rng` is of another kind than `x`, or `denoise` or `progress` is not callable.
     ValueError
-        If a stochastic table comes without `rng`, the table's centre does not broadcast to `x`, `denoise` returns
-        another shape, `progress` is used under JAX, or it leaves out rows.
+        If a stochastic table comes without `rng`, the table's centre does not broadcast to `x`, `denoise` writes to its
+        `x` or returns another shape, `progress` is used under JAX, or it leaves out rows.
 
     Notes
     -----
@@ -103,7 +103,11 @@ def solve(
 
     def evaluate(y: Array, stored: Any, row: _Row, slot: Any) -> tuple[Array, Any, Any]:
         u = _backend.read_only(_backend.cast(y, dtype))
+        before = _backend.writes(u)
         value, aux = denoise(u, row.level) if has_aux else (denoise(u, row.level), None)
+        if _backend.writes(u) != before:
+            msg = "denoise must not write to its x, which is the state of the solver; it may write to x.clone()"
+            raise ValueError(msg)
         f = _backend.cast(_checked(value, u), state)
         if row.target is not None:
             f = row.target[0] * y + row.target[1] * f

@@ -759,6 +759,9 @@ class _Point:
 
     def __init__(self, oracle: Oracle, x: Array, level: Level) -> None:
         x = _backend.asfloat(x)
+        if not (hasattr(level, "alpha") and hasattr(level, "sigma")):
+            msg = f"level must be a Level(t, alpha, sigma), as Schedule.level makes it, got {type(level).__name__}"
+            raise TypeError(msg)
         self.xp = _backend.namespace(x, *oracle._parameters(), level.alpha, level.sigma)
         x = _as(self.xp, x)
         if x.ndim == 0:

@@ -66,7 +66,7 @@ _TIME_ERROR = 1e-9
 """Relative error by which a quadrature in time may miss the integral that is known; a thousand roundings if more."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Path:
     """Levels to visit and the exactly integrated part between them; see :eq:`paths-step`.
 
@@ -130,6 +130,12 @@ class Path:
     def steps(self) -> int:
         """Number of steps N."""
         return self.start.t.shape[0]
+
+    def __repr__(self) -> str:
+        ends = [concrete(level.t) for level in (self.first, self.last)]
+        shown = ["traced" if t is None else f"{float(t):g}" for t in ends]
+        noise = "noise in steps" if self.stochastic else "noise between steps" if self.gaps else "no noise"
+        return f"Path({self.name}, steps={self.steps}, t from {shown[0]} to {shown[1]}, {noise})"
 
 
 def x0(
@@ -672,7 +678,10 @@ def reverse(path: Path, /) -> Path:
         raise ValueError(msg)
     sigma = concrete(path.last.sigma)
     if sigma is not None and sigma == 0.0:
-        msg = f"path must end at sigma > 0 to be reversed, got sigma = 0 at the last level of {path.name}"
+        msg = (
+            f"path must end at sigma > 0 to be reversed, got sigma = 0 at the last level of {path.name}; "
+            "end it earlier (schedules.truncate with t_clean)"
+        )
         raise ValueError(msg)
     place = concrete(path.coordinate(path.first))
     if place is not None and not np.isfinite(place):
@@ -778,7 +787,8 @@ def _time_moments(schedule: Schedule, a: Level, b: Level, count: int) -> tuple[A
         if error > max(_TIME_ERROR, 1e3 * float(np.finfo(found.dtype).eps)):
             msg = (
                 f"schedule must be smooth in time for a path in t, got {schedule.name}, whose moments err by "
-                f"{error:.0e}; take smaller steps or another coordinate"
+                f"{error:.0e}; a table of betas (schedules.from_betas) has kinks in time: take coordinate='ratio', "
+                "or 'log_snr', where the nodes stay the same"
             )
             raise ValueError(msg)
     return tuple(inside)

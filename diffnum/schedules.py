@@ -66,6 +66,8 @@ class Level(NamedTuple):
     t: Array
     alpha: Array
     sigma: Array
+    # a tuple would be read as an array of three rows: ``level * x`` is a mistake, not a product
+    __array_ufunc__ = None
 
     @property
     def log_snr(self) -> Array:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import diffnum
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -59,6 +61,16 @@ def test_import_loads_nothing_heavy(name):
 def test_plots_imports_matplotlib_only_when_it_draws():
     pytest.importorskip("diffnum.plots", reason="diffnum.plots", exc_type=ImportError)
     assert "matplotlib" not in {module.split(".")[0] for module in json.loads(run(LOADED.format(name="diffnum.plots")))}
+
+
+def test_modules_are_there_at_first_use():
+    seen = run(
+        "import sys, diffnum; print('diffnum.phi' in sys.modules); "
+        "print(diffnum.phi.phi(1, 0.0), 'phi' in dir(diffnum), '_backend' in dir(diffnum), diffnum.__version__)"
+    )
+    assert seen.split() == ["False", "1.0", "True", "False", PROJECT["version"]]
+    with pytest.raises(AttributeError, match="'diffnum' has no attribute 'solver'"):
+        _ = diffnum.solver
 
 
 def test_import_time_is_measured(capsys):

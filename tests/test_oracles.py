@@ -1110,3 +1110,10 @@ def test_second_derivative_in_sigma_where_data_and_noise_are_equal(kind: str) ->
     squares = variance + sigma**2
     exact = 2.0 * variance * (8.0 * sigma**2 / squares**3 - 2.0 / squares**2)
     assert float(jax.hessian(total)(sigma)) == pytest.approx(exact, rel=1e-12)
+
+
+@pytest.mark.parametrize("level", [0.5, None, np.ones(3), (0.5, 0.6, 0.8)])
+@pytest.mark.parametrize("method", ["denoise", "score", "log_density", "covariance"])
+def test_what_is_no_level_is_named(method: str, level: Any) -> None:
+    with pytest.raises(TypeError, match=r"level must be a Level\(t, alpha, sigma\).*got"):
+        getattr(oracles.gaussian(0.0, 1.0), method)(np.zeros(2), level)

@@ -1965,7 +1965,7 @@ def test_what_cannot_be_reversed_says_so() -> None:
         paths.reverse(paths.x0(FLOW, t, eta=1.0))
     with pytest.raises(ValueError, match="path must be an ODE path whose steps join"):
         paths.reverse(paths.churn(paths.x0(FLOW, t), 0.1))
-    with pytest.raises(ValueError, match="path must end at sigma > 0 to be reversed"):
+    with pytest.raises(ValueError, match=r"path must end at sigma > 0 to be reversed.*schedules\.truncate"):
         paths.reverse(paths.velocity(FLOW, np.asarray([0.9, 0.0])))
     with pytest.raises(ValueError, match="path must start at a finite coordinate to be reversed"):
         paths.reverse(paths.x0(FLOW, np.asarray([1.0, 0.5])))
@@ -2148,3 +2148,15 @@ def test_noise_of_the_noise_path(schedule: Schedule) -> None:
         np.testing.assert_allclose(noise, [*expected[:2], 0.0], rtol=1e-13)
         # a factor the wrong way up, and the wrong end's alpha
         assert not np.allclose(noise[:2], (expected / (alpha[1:] / alpha[:-1]) ** 2)[:2], rtol=1e-3)
+
+
+def test_a_path_is_shown_in_one_line():
+    flow = schedules.rectified_flow()
+    t = np.array([0.9, 0.5, 0.1])
+    assert repr(paths.x0(flow, t)) == "Path(x0(rectified_flow(), log_snr), steps=2, t from 0.9 to 0.1, no noise)"
+    assert repr(paths.velocity(flow, t, eta=1.0)).endswith("t from 0.9 to 0.1, noise in steps)")
+    assert repr(paths.ancestral(paths.x0(flow, t))).endswith("noise between steps)")
+    jax = pytest.importorskip("jax")
+    shown = []
+    jax.jit(lambda t: shown.append(repr(paths.noise(flow, t))) or t)(jax.numpy.asarray(t))
+    assert "steps=2, t from traced to traced" in shown[0]

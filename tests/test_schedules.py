@@ -1071,3 +1071,12 @@ def test_noise_beyond_the_largest_number_is_infinite(dtype):
         near = schedule.level_at(np.asarray([-largest + 0.01], dtype=dtype)).sigma
         np.testing.assert_allclose(near, np.exp(np.asarray([largest - 0.01], dtype=dtype)), rtol=0)
     assert schedules.edm().time(np.asarray([-1e5], dtype=dtype)).tolist() == [np.inf]
+
+
+@pytest.mark.parametrize("operate", [lambda a, b: a * b, lambda a, b: b * a, lambda a, b: a - b, lambda a, b: b / a])
+def test_a_level_is_no_array(backend, operate):
+    """As a tuple of three it would broadcast: ``level * x`` is written in place of ``level.alpha * x``."""
+    level = schedules.rectified_flow().level(0.5)
+    for shape in (3, (3, 3)):
+        with pytest.raises(TypeError):
+            operate(level, backend.asarray(np.ones(shape)))

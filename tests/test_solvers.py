@@ -1881,6 +1881,25 @@ def test_a_denoiser_cannot_write_to_the_state(method, dtype):
     assert method(lambda x, level: x, x, path_of_four()).flags.writeable
 
 
+@pytest.mark.parametrize("method", [ab1, ab2, heun])
+def test_a_pytorch_denoiser_that_writes_to_the_state_is_refused(method):
+    torch = pytest.importorskip("torch")
+
+    def writes(x, level):
+        return x.mul_(0.5)
+
+    x = torch.asarray(STARTS)
+    with pytest.raises(ValueError, match=r"denoise must not write to its x.*x\.clone\(\)"):
+        method(writes, x.clone(), path_of_four())
+    right = method(lambda x, level: 0.5 * x, x, path_of_four())
+    assert torch.equal(method(lambda x, level: writes(x.clone(), level), x, path_of_four()), right)
+    # where nobody counts, the check is silent: inference mode, transforms of functions
+    with torch.inference_mode():
+        assert torch.equal(method(lambda x, level: 0.5 * x, x.clone(), path_of_four()), right)
+    halves = torch.func.vmap(lambda x: method(lambda x, level: 0.5 * x, x, path_of_four()))(x)
+    torch.testing.assert_close(halves, right)
+
+
 # -- constants, not only slopes ---------------------------------------------------------------------------------------
 
 

@@ -30,6 +30,7 @@ from ._arrays import (
     slice_axis,
     state_dtype,
     top_k,
+    writes,
 )
 from ._derivatives import differentiable, differentiate_as, join, linearised
 from ._devices import device_number, over_devices, shard
@@ -81,5 +82,6 @@ __all__ = [
     "uniform",
     "while_loop",
     "write",
+    "writes",
     "zeros_for",
 ]

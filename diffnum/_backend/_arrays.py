@@ -30,6 +30,7 @@ __all__ = [
     "slice_axis",
     "state_dtype",
     "top_k",
+    "writes",
 ]
 
 Array = Any
@@ -336,6 +337,25 @@ def read_only(array: Array) -> Array:
     view = array.view()
     view.setflags(write=False)
     return view
+
+
+def writes(array: Array) -> int:
+    """How often `array` was written to, as PyTorch counts; 0 where nobody counts, because nobody can write or is seen.
+
+    Parameters
+    ----------
+    array : array
+        What `read_only` made.
+
+    Returns
+    -------
+    int
+        A number that a write changes.
+    """
+    if type(array) is np.ndarray or not array_api_compat.is_torch_array(array):
+        return 0
+    compiling = sys.modules["torch"].compiler.is_compiling()
+    return 0 if compiling or array.is_inference() else array._version
 
 
 def matches(value: Array, like: Array) -> bool:
