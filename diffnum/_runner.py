@@ -104,7 +104,7 @@ def solve(
     def evaluate(y: Array, stored: Any, row: _Row, slot: Any) -> tuple[Array, Any, Any]:
         u = _backend.read_only(_backend.cast(y, dtype))
         before = _backend.writes(u)
-        value, aux = denoise(u, row.level) if has_aux else (denoise(u, row.level), None)
+        value, aux = _pair(denoise(u, row.level)) if has_aux else (denoise(u, row.level), None)
         if _backend.writes(u) != before:
             msg = "denoise must not write to its x, which is the state of the solver; it may write to x.clone()"
             raise ValueError(msg)
@@ -273,4 +273,12 @@ def _checked(value: Any, x: Array) -> Array:
         got = f"{type(value).__name__} of {value.dtype}"
         msg = f"denoise must return real numbers in an array of the library of x, got {got}"
         raise TypeError(msg)
-    return value
+    # a NumPy array is a constant under JAX
+    return namespace(x).asarray(value) if _backend.is_jax(x) else value
+
+
+def _pair(found: Any) -> tuple[Any, Any]:
+    if not (isinstance(found, tuple) and len(found) == 2):
+        msg = f"denoise must return a pair (x0_hat, aux) with has_aux, got {type(found).__name__}"
+        raise ValueError(msg)
+    return found

@@ -82,7 +82,7 @@ class Method(NamedTuple):
     def history(self) -> int:
         """Number of earlier steps the method looks at."""
         correcting = () if self.corrector is None else (-1, *self.corrector)
-        return -min(0, *itertools.chain(*self.nodes, correcting))
+        return -min(itertools.chain((0,), *self.nodes, correcting))
 
     def polynomials(self, stage: int) -> tuple[tuple[float, ...], ...] | None:
         """The explicit polynomials of a stage, if it has any."""

@@ -276,8 +276,8 @@ def multistep(path: Path, ladder: Sequence[Method]) -> Table:
     9
     """
     instance("path", path, Path)
-    if not ladder:
-        msg = f"ladder must hold a method, got {ladder!r}"
+    if isinstance(ladder, Method) or not ladder:
+        msg = f"ladder must be a sequence of methods, at least one, got {ladder!r}"
         raise ValueError(msg)
     plan: list[Method] = []
     usable = 0
@@ -348,7 +348,7 @@ def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Tab
     Raises
     ------
     ValueError
-        If `method` looks at earlier steps.
+        If `method` or `end` looks at earlier steps.
 
     Notes
     -----
@@ -366,10 +366,11 @@ def runge_kutta(path: Path, method: Method, *, end: Method | None = None) -> Tab
     16
     """
     instance("path", path, Path)
-    instance("method", method, Method)
-    if method.history:
-        msg = f"method must not look at earlier steps, got {method.name} with {method.history}"
-        raise ValueError(msg)
+    for name, one in (("method", method), ("end", end or method)):
+        instance(name, one, Method)
+        if one.history:
+            msg = f"{name} must not look at earlier steps, got {one.name} with {one.history}"
+            raise ValueError(msg)
     plan = []
     finite = zip(_finite(path, path.start), _finite(path, path.stop), _regular(path, path.stop), strict=True)
     for starts, stops, regular in finite:

@@ -159,3 +159,19 @@ def test_products_of_a_half_precision_history_are_formed_in_single():
     end = solve(lambda x, level: 0.0 * x + np.float16(1.0), np.ones(3, np.float16), table)
     np.testing.assert_allclose(end, 1.0 - 0.999, rtol=2.0**-10)
     assert abs(np.float16(1.0) - np.float16(0.999) - 0.001) > 2.0**-10 * 0.001
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_numpy_array_is_a_constant_denoiser_under_jax(name):
+    jax = pytest.importorskip("jax")
+    x, table = jax.numpy.linspace(-60.0, 80.0, 5), METHODS[name](path())
+    constant = np.linspace(0.0, 1.0, 5)
+    right = solve(lambda x, level: jax.numpy.asarray(constant), x, table)
+    np.testing.assert_array_equal(solve(lambda x, level: constant, x, table), right)
+    np.testing.assert_array_equal(jax.jit(lambda x: solve(lambda x, level: constant, x, table))(x), right)
+
+
+@pytest.mark.parametrize("found", [np.ones(5), [np.ones(5)], (np.ones(5),), (np.ones(5), 1.0, 2.0), None])
+def test_what_is_no_pair_with_aux_is_named(found):
+    with pytest.raises(ValueError, match=r"denoise must return a pair \(x0_hat, aux\) with has_aux, got"):
+        solve(lambda x, level: found, np.ones(5), METHODS["ab3"](path()), has_aux=True)

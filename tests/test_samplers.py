@@ -1165,5 +1165,5 @@ def test_orders_of_adams_moulton(order):
 
 
 def test_an_empty_ladder():
-    with pytest.raises(ValueError, match="ladder must hold a method"):
+    with pytest.raises(ValueError, match="ladder must be a sequence of methods, at least one, got"):
         multistep(paths.x0(LATE, grid("uniform", LATE, 4)), ())

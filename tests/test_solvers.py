@@ -1750,6 +1750,12 @@ def test_a_multistep_method_is_no_runge_kutta_method():
     two = solvers.Method("two", 2, (0.0,), ((0, -1),))
     with pytest.raises(ValueError, match="method must not look at earlier steps, got two with 1"):
         runge_kutta(path_of_four(), two)
+    with pytest.raises(ValueError, match="end must not look at earlier steps, got two with 1"):
+        runge_kutta(path_of_four(), HEUN, end=two)
+    with pytest.raises(ValueError, match="ladder must be a sequence of methods, at least one, got Method"):
+        solvers.multistep(path_of_four(), HEUN)
+    with pytest.raises(ValueError, match="method must interpolate at each stage through distinct values"):
+        runge_kutta(path_of_four(), Method("none", 1, (0.0,), ((),)))
 
 
 # -- what a denoiser may do with its arrays ---------------------------------------------------------------------------
