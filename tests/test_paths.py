@@ -15,7 +15,7 @@ from conftest import Backend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath.calculus.quadrature import GaussLegendre
-from scipy.integrate import solve_ivp
+from scipy.integrate import quad, solve_ivp
 from scipy.stats import norm
 
 from diffnum import grids, oracles, paths, schedules
@@ -771,6 +771,7 @@ def test_eta_of_the_2m_sde_sampler(eta: float) -> None:
     y = ab2(MIXTURE.denoise, 20.0 * X, paths.x0(VE, t, eta=paths.from_sde_2m_eta(eta)), **rng)
     np.testing.assert_allclose(y, expected, rtol=1e-12)
     assert paths.from_sde_2m_eta(0.3) == math.sqrt(0.3)
+    assert paths.from_sde_2m_eta(0.0) == 0.0
     other = ab2(MIXTURE.denoise, 20.0 * X, paths.x0(VE, t, eta=eta), **rng)
     assert (np.abs(other - expected).max() > 1e-2) == (eta != 1.0)
 
@@ -2160,3 +2161,21 @@ def test_a_path_is_shown_in_one_line():
     shown = []
     jax.jit(lambda t: shown.append(repr(paths.noise(flow, t))) or t)(jax.numpy.asarray(t))
     assert "steps=2, t from traced to traced" in shown[0]
+
+
+@pytest.mark.claim("samplers-deis-time")
+def test_moments_in_time_against_adaptive_quadrature():
+    """``int u^j drho`` by parts: ``rho(b) - j int u^(j-1) rho du``, of a known function, with no derivative of it."""
+    vp = schedules.vp_linear()
+    a, b = 0.8, 0.3
+    path = paths.noise(vp, np.array([a, b]), coordinate="t")
+    found = path.moments(path.start, path.stop, 4)
+
+    def rho(u: float) -> float:
+        t = a + u * (b - a)
+        return math.sqrt(math.expm1(0.1 * t + 19.9 * t * t / 2.0))
+
+    for j, moment in enumerate(found):
+        inner = 0.0 if j == 0 else j * quad(lambda u, j=j: u ** (j - 1) * rho(u), 0.0, 1.0, epsabs=0.0, epsrel=1e-13)[0]
+        expected = float(vp.alpha(b)) * (rho(1.0) - (rho(0.0) if j == 0 else 0.0) - inner)
+        np.testing.assert_allclose(moment, expected, rtol=1e-12)
