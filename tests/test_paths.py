@@ -20,7 +20,7 @@ from scipy.stats import norm
 
 from diffnum import grids, oracles, paths, schedules
 from diffnum._backend import hypot, namespace
-from diffnum._guarded import log_cosine
+from diffnum._guarded import log_cosine, log_quotient
 from diffnum._quadrature import moments as smooth_moments
 from diffnum._quadrature import power_moments
 from diffnum.paths import Path
@@ -2179,3 +2179,13 @@ def test_moments_in_time_against_adaptive_quadrature():
         inner = 0.0 if j == 0 else j * quad(lambda u, j=j: u ** (j - 1) * rho(u), 0.0, 1.0, epsabs=0.0, epsrel=1e-13)[0]
         expected = float(vp.alpha(b)) * (rho(1.0) - (rho(0.0) if j == 0 else 0.0) - inner)
         np.testing.assert_allclose(moment, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("a", [1e-30, 1e-12, 1e-4, 0.3, 0.499, 0.501, 0.7, 1.0 - 1e-3, 1.0 - 1e-12])
+def test_log_of_a_quotient_is_accurate_everywhere(a):
+    """One form loses the digits of a small a, the other those of ``b - a``: neither may serve for all."""
+    length = float(mp.mpf(1) - mp.mpf(a))
+    found = float(log_quotient(np.asarray(a), np.asarray(1.0), np.asarray(length)))
+    expected = mp.log(a) if a < 0.5 else mp.log1p(-mp.mpf(length))
+    assert abs(found / float(expected) - 1.0) <= 4 * EPS
+    assert log_quotient(np.asarray(0.0), np.asarray(1.0), np.asarray(1.0)) == -math.inf
