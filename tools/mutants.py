@@ -83,6 +83,7 @@ MODULES = {
         "kernels/_families.py",
         "kernels/_draws.py",
         "kernels/_logspace.py",
+        "kernels/_tokens.py",
     ],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }

@@ -52,6 +52,7 @@ from diffnum.kernels._keep import (
     preset,
 )
 from diffnum.kernels._logspace import log1mexp, log_of, log_sum, logaddexp
+from diffnum.kernels._tokens import as_levels, law_like, one_hot, rows_of, tokens, whole
 
 __all__ = [
     "Chain",
@@ -193,7 +194,7 @@ def transition(kernel: Kernel, t: Any, s: Any = None, /) -> Array:
     if isinstance(kernel, Walk):
         return matrix_of_walk(kernel, -level.log_alpha)
     instance("kernel", kernel, Interpolation)
-    law = _log_law(kernel, level.log_alpha)
+    law = law_like(kernel, level.log_alpha)
     one = xp.astype(xp.eye(kernel.classes), level.log_alpha.dtype)
     return level.alpha * one + level.noise * xp.exp(law)[None, :]
 
@@ -230,13 +231,13 @@ def marginal(kernel: Kernel, x_0: Array, t: Any, /) -> Array:
     >>> np.exp(categorical.marginal(categorical.uniform(3), 1, t)).round(3)
     array([0.25, 0.5 , 0.25])
     """
-    x_0 = _tokens(kernel, "x_0", x_0, t)
+    x_0 = tokens(kernel, "x_0", x_0, t)
     if not isinstance(kernel, Interpolation):
-        return _rows(log_of(transition(kernel, t)), x_0)
-    level = _as_levels(t, like=x_0)[0]
-    fresh = _wide(level.log_noise) + _log_law(kernel, level.log_alpha)
+        return rows_of(log_of(transition(kernel, t)), x_0)
+    level = as_levels(t, like=x_0)[0]
+    fresh = _wide(level.log_noise) + law_like(kernel, level.log_alpha)
     kept = logaddexp(_wide(level.log_alpha), fresh)
-    return namespace(x_0, fresh).where(_one_hot(x_0, kernel.classes), kept, fresh)
+    return namespace(x_0, fresh).where(one_hot(x_0, kernel.classes), kept, fresh)
 
 
 def likelihood(kernel: Kernel, x_t: Array, t: Any, /) -> Array:
@@ -273,13 +274,13 @@ def likelihood(kernel: Kernel, x_t: Array, t: Any, /) -> Array:
     >>> np.exp(categorical.likelihood(categorical.absorbing(3), 2, t)).round(3)
     array([0.75, 0.75, 1.  ])
     """
-    x_t = _tokens(kernel, "x_t", x_t, t)
+    x_t = tokens(kernel, "x_t", x_t, t)
     if not isinstance(kernel, Interpolation):
-        return _rows(log_of(transition(kernel, t)).T, x_t)
-    level = _as_levels(t, like=x_t)[0]
-    fresh = level.log_noise + _rows(_log_law(kernel, level.log_alpha), x_t)
+        return rows_of(log_of(transition(kernel, t)).T, x_t)
+    level = as_levels(t, like=x_t)[0]
+    fresh = level.log_noise + rows_of(law_like(kernel, level.log_alpha), x_t)
     kept = logaddexp(level.log_alpha, fresh)
-    return namespace(x_t, fresh).where(_one_hot(x_t, kernel.classes), _wide(kept), _wide(fresh))
+    return namespace(x_t, fresh).where(one_hot(x_t, kernel.classes), _wide(kept), _wide(fresh))
 
 
 def posterior(kernel: Kernel, x_t: Array, x_0: Array, s: Any, t: Any, /) -> Array:
@@ -322,14 +323,14 @@ def posterior(kernel: Kernel, x_t: Array, x_0: Array, s: Any, t: Any, /) -> Arra
     >>> np.exp(categorical.posterior(categorical.absorbing(3), 2, 0, s, t)).round(3)  # one of three is revealed
     array([0.333, 0.   , 0.667])
     """
-    x_t, x_0 = _tokens(kernel, "x_t", x_t, t), _tokens(kernel, "x_0", x_0, t)
+    x_t, x_0 = tokens(kernel, "x_t", x_t, t), tokens(kernel, "x_0", x_0, t)
     xp = namespace(x_t, x_0)
     if not isinstance(kernel, Interpolation):
-        return _dense_reverse(kernel, x_t, _rows(log_of(transition(kernel, s)), x_0), s, t)
-    levels = low, high = _as_levels(s, t, like=x_t)
-    fresh = _wide(low.log_noise) + _log_law(kernel, low.log_alpha)
-    inner = xp.where(_one_hot(x_0, kernel.classes), logaddexp(_wide(low.log_alpha), fresh), fresh)
-    noise = high.log_noise + _rows(_log_law(kernel, high.log_alpha), x_t)
+        return _dense_reverse(kernel, x_t, rows_of(log_of(transition(kernel, s)), x_0), s, t)
+    levels = low, high = as_levels(s, t, like=x_t)
+    fresh = _wide(low.log_noise) + law_like(kernel, low.log_alpha)
+    inner = xp.where(one_hot(x_0, kernel.classes), logaddexp(_wide(low.log_alpha), fresh), fresh)
+    noise = high.log_noise + rows_of(law_like(kernel, high.log_alpha), x_t)
     return _reverse(kernel, x_t, inner, xp.where(x_0 == x_t, logaddexp(high.log_alpha, noise), noise), levels)
 
 
@@ -381,18 +382,18 @@ def mixture_posterior(
         log_p = to_leave_one_out(kernel, x_t, log_p, t)
     log_p = asfloat(log_p, "log_p")
     xp, state = namespace(log_p), state_dtype(log_p)
-    x_t = beside(_tokens(kernel, "x_t", x_t, t), log_p)
+    x_t = beside(tokens(kernel, "x_t", x_t, t), log_p)
     _check_law(kernel, x_t, log_p)
     law = cast(log_p, state)
     if not isinstance(kernel, Interpolation):
         inner = log_of(xp.exp(law) @ convert(transition(kernel, s), law, state))
         return cast(_dense_reverse(kernel, x_t, inner, s, t), log_p.dtype)
-    levels = low, high = _as_levels(s, t, like=law)
-    pi = _log_law(kernel, law)
+    levels = low, high = as_levels(s, t, like=law)
+    pi = law_like(kernel, law)
     inner = logaddexp(_wide(low.log_alpha) + law, _wide(low.log_noise) + pi)
     index = x_t if _backend.is_jax(x_t) else cast(x_t, xp.int64)
     here = xp.take_along_axis(law, index[..., None], axis=-1)[..., 0]
-    norm = logaddexp(high.log_alpha + here, high.log_noise + _rows(pi, x_t))
+    norm = logaddexp(high.log_alpha + here, high.log_noise + rows_of(pi, x_t))
     return cast(_reverse(kernel, x_t, inner, norm, levels), log_p.dtype)
 
 
@@ -519,9 +520,9 @@ def q_sample(rng: Any, x_0: Array, t: Keep, kernel: Interpolation, /, *, row: in
     """
     instance("kernel", kernel, Interpolation)
     instance("t", t, Keep)
-    x_0 = _tokens(kernel, "x_0", x_0, t)
+    x_0 = tokens(kernel, "x_0", x_0, t)
     xp = namespace(x_0)
-    (level,) = _as_levels(t, like=x_0)
+    (level,) = as_levels(t, like=x_0)
     kept = happens(_backend.random_words(rng, 3 * row, x_0), level.alpha, level.noise)
     if kernel.kind == "point":
         fresh = xp.full_like(x_0, kernel.mask)
@@ -616,12 +617,12 @@ def sample_canvas_t(
     >>> np.sort(t)
     array([[0.25, 0.5 , 0.75, 1.  ]])
     """
-    n = _count("batch", batch) * _count("canvases", canvases)
+    n = whole("batch", batch) * whole("canvases", canvases)
     _check_method(method, n)
     u = uniforms(rng, n, method)
     xp = namespace(u)
     if steps is not None:
-        u = xp.ceil(u * _count("steps", steps)) / steps
+        u = xp.ceil(u * whole("steps", steps)) / steps
     order = xp.argsort(_backend.uniform(rng, 1, xp.zeros_like(u)))
     return xp.reshape(xp.take(u, order, axis=0), (batch, canvases))
 
@@ -701,10 +702,10 @@ def canvas_variance(f: Callable[[np.ndarray], Any], n: int, /, *, method: str, s
     >>> categorical.canvas_variance(lambda t: t, 16, method="stratified", steps=16)
     0.0
     """
-    _check_method(method, _count("n", n))
+    _check_method(method, whole("n", n))
     if steps is None:
         return mean_variance(f, n, method)
-    levels = np.asarray(f(np.arange(1, _count("steps", steps) + 1) / steps), dtype=float)
+    levels = np.asarray(f(np.arange(1, whole("steps", steps) + 1) / steps), dtype=float)
     if levels.shape != (steps,):
         msg = f"f must return the shape of its argument, {(steps,)}, got {levels.shape}"
         raise ValueError(msg)
@@ -769,8 +770,8 @@ def mutual_information(kernel: Kernel, law: Array, t: Any, /) -> Array:
         q = convert(transition(kernel, t), law, law.dtype)
         whole = law @ q
         return xp.sum(law[:, None] * whole[None, :] * _excess(*_relative(q - whole[None, :], whole[None, :])))
-    (level,) = _as_levels(t, like=law)
-    alpha, fresh = level.alpha, level.noise * xp.exp(_log_law(kernel, law))
+    (level,) = as_levels(t, like=law)
+    alpha, fresh = level.alpha, level.noise * xp.exp(law_like(kernel, law))
     whole = alpha * law + fresh
     kept = law * _excess(*_relative(alpha * (1.0 - law), whole))
     return xp.sum(whole * (kept + (1.0 - law) * _excess(*_relative(-alpha * law, whole))))
@@ -809,10 +810,10 @@ def log_likelihood_ratio(kernel: Interpolation, x_t: Array, t: Keep, /) -> Array
     50258.0
     """
     instance("kernel", kernel, Interpolation)
-    x_t = _tokens(kernel, "x_t", x_t, t)
-    (level,) = _as_levels(t, like=x_t)
+    x_t = tokens(kernel, "x_t", x_t, t)
+    (level,) = as_levels(t, like=x_t)
     xp = namespace(x_t, level.log_alpha)
-    fresh = level.log_noise + _rows(_log_law(kernel, level.log_alpha), x_t)
+    fresh = level.log_noise + rows_of(law_like(kernel, level.log_alpha), x_t)
     only = fresh == -math.inf
     ratio = logaddexp(level.log_alpha, fresh) - xp.where(only, xp.zeros_like(fresh), fresh)
     return xp.where(only, xp.full_like(ratio, math.inf), ratio)
@@ -821,9 +822,9 @@ def log_likelihood_ratio(kernel: Interpolation, x_t: Array, t: Keep, /) -> Array
 def _reverse(kernel: Interpolation, x_t: Array, inner: Array, norm: Array, levels: list[Keep]) -> Array:
     """``log q(x_t | x_s) + inner - norm``, with x_t carried over where `norm` is -inf."""
     xp, step = namespace(inner), between(*levels)
-    jump = step.log_noise + _rows(_log_law(kernel, inner), x_t)
+    jump = step.log_noise + rows_of(law_like(kernel, inner), x_t)
     stay = logaddexp(step.log_alpha, jump)
-    here = _one_hot(x_t, kernel.classes)
+    here = one_hot(x_t, kernel.classes)
     impossible = _wide(norm) == -math.inf
     safe = xp.where(impossible, xp.zeros_like(_wide(norm)), _wide(norm))
     found = inner + xp.where(here, _wide(stay), _wide(jump)) - safe
@@ -832,11 +833,11 @@ def _reverse(kernel: Interpolation, x_t: Array, inner: Array, norm: Array, level
 
 def _dense_reverse(kernel: Walk | Chain, x_t: Array, inner: Array, s: Any, t: Any) -> Array:
     q = convert(transition(kernel, t, s), inner, inner.dtype)
-    found = inner + _rows(log_of(q).T, x_t)
+    found = inner + rows_of(log_of(q).T, x_t)
     norm = log_sum(found)
     xp, impossible = namespace(found), norm == -math.inf
     found = found - xp.where(impossible, xp.zeros_like(norm), norm)
-    return xp.where(impossible, _carried(_one_hot(x_t, kernel.classes), found), found)
+    return xp.where(impossible, _carried(one_hot(x_t, kernel.classes), found), found)
 
 
 def _carried(here: Array, like: Array) -> Array:
@@ -847,7 +848,7 @@ def _carried(here: Array, like: Array) -> Array:
 def _times_likelihood(kernel: Kernel, x_t: Array, log_p: Array, t: Any, sign: float) -> Array:
     log_p = asfloat(log_p, "log_p")
     xp, law = namespace(log_p), cast(log_p, state_dtype(log_p))
-    x_t = beside(_tokens(kernel, "x_t", x_t, t), log_p)
+    x_t = beside(tokens(kernel, "x_t", x_t, t), log_p)
     _check_law(kernel, x_t, log_p)
     weight = convert(likelihood(kernel, x_t, _converted(t, law)), law, law.dtype)
     impossible = weight == -math.inf
@@ -856,7 +857,7 @@ def _times_likelihood(kernel: Kernel, x_t: Array, log_p: Array, t: Any, sign: fl
     norm = log_sum(found)
     lost = norm == -math.inf
     found = found - xp.where(lost, xp.zeros_like(norm), norm)
-    return cast(xp.where(lost, _carried(_one_hot(x_t, kernel.classes), found), found), log_p.dtype)
+    return cast(xp.where(lost, _carried(one_hot(x_t, kernel.classes), found), found), log_p.dtype)
 
 
 def _excess(d: Array, finite: Array) -> Array:
@@ -878,42 +879,12 @@ def _relative(gap: Array, whole: Array) -> tuple[Array, Array]:
     return gap / xp.where(possible, whole, xp.ones_like(whole)), possible
 
 
-def _log_law(kernel: Interpolation, like: Array) -> Array:
-    return convert(kernel.log_law, like, like.dtype)
-
-
-def _rows(table: Array, index: Array) -> Array:
-    """``table[index]`` for an array of indices of any shape."""
-    xp = namespace(table, index)
-    table, index = (a if namespace(a) is xp else xp.asarray(a) for a in (table, index))
-    return xp.reshape(xp.take(table, xp.reshape(index, (-1,)), axis=0), (*index.shape, *table.shape[1:]))
-
-
-def _one_hot(x: Array, classes: int) -> Array:
-    places = beside(np.arange(classes), x)
-    return x[..., None] == cast(places, x.dtype)
-
-
 def _wide(x: Array) -> Array:
     return x[..., None]
 
 
 def _converted(t: Any, like: Array) -> Any:
-    return _as_levels(t, like=like)[0] if isinstance(t, Keep) else t
-
-
-def _as_levels(*levels: Any, like: Array) -> list[Keep]:
-    """Levels in the library of `like`, and in its dtype if it is real; else in their own."""
-    found = []
-    real = namespace(like).isdtype(like.dtype, "real floating")
-    for level in levels:
-        instance("level", level, Keep)
-        parts = [asfloat(part) for part in level[1:]]
-        xp = namespace(*parts, like)
-        at = like if namespace(like) is xp else xp.zeros(())
-        parts = [convert(part, at, at.dtype) if real else beside(part, at) for part in parts]
-        found.append(Keep(level.t, *parts))
-    return found
+    return as_levels(t, like=like)[0] if isinstance(t, Keep) else t
 
 
 def _check_order(a: Array, b: Array, log_alpha: Array) -> None:
@@ -954,38 +925,10 @@ def _product(kernel: Chain, s: int, t: int) -> np.ndarray:
     return product
 
 
-def _tokens(kernel: Kernel, name: str, x: Any, t: Any) -> Array:
-    """Tokens as an array of integers, checked where they are known; numbers join the library of the level."""
-    if not isinstance(kernel, Interpolation | Walk | Chain):
-        instance("kernel", kernel, Interpolation)
-    if not hasattr(x, "dtype"):
-        x = np.asarray(x)
-        x = beside(x, t.log_alpha) if isinstance(t, Keep) and hasattr(t.log_alpha, "dtype") else x
-    if not namespace(x).isdtype(x.dtype, "integral"):
-        msg = f"{name} must be integers, got dtype {x.dtype}"
-        raise TypeError(msg)
-    # a class that the dtype cannot hold would be compared as another one
-    if int(namespace(x).iinfo(x.dtype).max) < kernel.classes - 1:
-        msg = f"{name} must have a dtype that holds classes up to {kernel.classes - 1}, got {x.dtype}"
-        raise TypeError(msg)
-    known = concrete(x)
-    if known is not None and not ((known >= 0) & (known < kernel.classes)).all():
-        msg = f"{name} must be classes from 0 to {kernel.classes - 1}, got {known.min()} to {known.max()}"
-        raise ValueError(msg)
-    return x
-
-
 def _check_law(kernel: Kernel, x_t: Array, log_p: Array) -> None:
     if log_p.shape != (*x_t.shape, kernel.classes):
         msg = f"log_p must have shape {(*x_t.shape, kernel.classes)}, got {tuple(log_p.shape)}"
         raise ValueError(msg)
-
-
-def _count(name: str, value: Any) -> int:
-    if not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1:
-        msg = f"{name} must be an integer >= 1, got {value!r}"
-        raise ValueError(msg)
-    return int(value)
 
 
 def _check_method(method: str, n: int) -> None:

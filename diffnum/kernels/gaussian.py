@@ -5,8 +5,9 @@ Any of the points that a diffusion visits, given some of the others, is normal w
 noise levels of any geometry. Derivation: :doc:`/kernels/gaussian`.
 
 Conventions. ``x_t = alpha_t x_0 + sigma_t eps``. r, s, t are levels (`diffnum.schedules.Level`) of increasing noise: r
-the cleanest, t the noisiest. Their entries are numbers or arrays that broadcast against each other, and against the
-points: for one level a sample of points (B, d) they have shape (B, 1). ``h = log_snr(s) - log_snr(t)`` in nats.
+the cleanest, t the noisiest. Their entries are numbers or arrays that broadcast against each other; against points,
+they are aligned on the first axes: entries of shape (B,) are one level for each sample of points (B, ...).
+``h = log_snr(s) - log_snr(t)`` in nats.
 """
 
 from __future__ import annotations
@@ -51,20 +52,25 @@ class Kernel(NamedTuple):
         -------
         array
             The weighted sum, of the library and dtype of the first point.
+
+        Raises
+        ------
+        ValueError
+            If there are more or fewer points than weights, or the levels do not fit their first axes.
         """
         kernel, points, dtype = self._beside(points)
         return _backend.cast(kernel._weighted(points), dtype)
 
-    def sample(self, rng: Any, *points: Array, row: int = 0) -> Array:
+    def sample(self, *points: Array, rng: Any, row: int = 0) -> Array:
         """Draw from the kernel, :eq:`kernels-gaussian-kernel`: the mean plus `std` times a standard normal.
 
         Parameters
         ----------
+        *points : array
+            One for each weight, of one library.
         rng : numpy.random.Generator, jax.random key, torch.Generator, a batch of them, or callable
             Source of the normals; one for each ``x[i]``, if a batch is given. A callable ``(row, like) -> z``
             prescribes them.
-        *points : array
-            One for each weight, of one library.
         row : int, optional
             Number of the draw, which a JAX key is folded with.
 
@@ -72,6 +78,13 @@ class Kernel(NamedTuple):
         -------
         array
             One draw for each point, of the library and dtype of the first.
+
+        Raises
+        ------
+        TypeError
+            If `rng` is of another kind than the points.
+        ValueError
+            As `mean` does.
         """
         kernel, points, dtype = self._beside(points)
         mean = kernel._weighted(points)
@@ -85,9 +98,10 @@ class Kernel(NamedTuple):
         xp = namespace(*points, *self.weights)
         like, *others = (p if namespace(p) is xp else xp.asarray(p) for p in map(asfloat, points))
         state = _backend.state_dtype(like)
-        weights = tuple(_backend.convert(w, like, state) for w in self.weights)
-        kernel = Kernel(weights, _backend.convert(self.std, like, state))
-        return kernel, tuple(_backend.convert(p, like, state) for p in (like, *others)), like.dtype
+        points = tuple(_backend.convert(p, like, state) for p in (like, *others))
+        widest = points[int(np.argmax([p.ndim for p in points]))]
+        *weights, std = (_aligned(_backend.convert(c, like, state), widest) for c in (*self.weights, self.std))
+        return Kernel(tuple(weights), std), points, like.dtype
 
     def _weighted(self, points: tuple[Array, ...]) -> Array:
         first, *rest = (w * p for w, p in zip(self.weights, points, strict=True))
@@ -112,7 +126,7 @@ def forward(s: Level, t: Level, /) -> Kernel:
     Raises
     ------
     ValueError
-        If `t` is less noisy than `s`.
+        If `t` is less noisy than `s`, or one of them no level: negative, infinite, or alpha and sigma both 0.
 
     Notes
     -----
@@ -235,6 +249,8 @@ def compose(first: Kernel, second: Kernel, /) -> Kernel:
 
     Raises
     ------
+    TypeError
+        If one of them is no `Kernel`.
     ValueError
         If the kernels have different numbers of weights.
 
@@ -247,6 +263,8 @@ def compose(first: Kernel, second: Kernel, /) -> Kernel:
     >>> bool(abs(two.std - gaussian.posterior(r, t).std) < 1e-15)
     True
     """
+    instance("first", first, Kernel)
+    instance("second", second, Kernel)
     if len(first.weights) != len(second.weights):
         msg = f"second must have as many weights as first, {len(first.weights)}, got {len(second.weights)}"
         raise ValueError(msg)
@@ -280,6 +298,20 @@ def _root(share: Array) -> Array:
     return xp.where(zero, xp.zeros_like(share), xp.sqrt(xp.where(zero, xp.ones_like(share), share)))
 
 
+def _aligned(coefficient: Array, points: Array) -> Array:
+    """Coefficient of a kernel, with axes appended so that it multiplies the first ones of `points`."""
+    c, xp = coefficient, namespace(coefficient)
+    if points.ndim == 0 or c.ndim == 0:  # a single point stands beside any levels
+        return c
+    if c.ndim > points.ndim or any(m != n and 1 not in {m, n} for m, n in zip(c.shape, points.shape, strict=False)):
+        msg = (
+            f"points must have first axes that fit the kernel's levels, {tuple(c.shape)}, one for each sample; got "
+            f"shape {tuple(points.shape)}"
+        )
+        raise ValueError(msg)
+    return xp.reshape(c, (*c.shape, *(1,) * (points.ndim - c.ndim)))
+
+
 def _ordered(**levels: Level) -> list[Level]:
     """The levels as arrays of one library, checked to be in the order of their noise."""
     for name, level in levels.items():
@@ -288,10 +320,20 @@ def _ordered(**levels: Level) -> list[Level]:
     arrays = []
     for name, level in levels.items():
         parts = [asfloat(part, name) for part in level]
+        _check_scales(name, concrete(parts[1]), concrete(parts[2]))
         arrays.append(Level(*(part if namespace(part) is xp else xp.asarray(part) for part in parts)))
     for (low, s), (high, t) in itertools.pairwise(zip(levels, arrays, strict=True)):
         _check_order(low, s, high, t)
     return arrays
+
+
+def _check_scales(name: str, alpha: np.ndarray | None, sigma: np.ndarray | None) -> None:
+    if alpha is None or sigma is None:
+        return
+    low, high = np.minimum(alpha, sigma), np.maximum(alpha, sigma)
+    if not ((low >= 0.0).all() and (high > 0.0).all() and np.isfinite(high).all()):
+        msg = f"{name} must have finite alpha, sigma >= 0, not both zero, got alpha {alpha}, sigma {sigma}"
+        raise ValueError(msg)
 
 
 def _check_order(low: str, s: Level, high: str, t: Level) -> None:
