@@ -2189,3 +2189,19 @@ def test_log_of_a_quotient_is_accurate_everywhere(a):
     expected = mp.log(a) if a < 0.5 else mp.log1p(-mp.mpf(length))
     assert abs(found / float(expected) - 1.0) <= 4 * EPS
     assert log_quotient(np.asarray(0.0), np.asarray(1.0), np.asarray(1.0)) == -math.inf
+
+
+@pytest.mark.claim("samplers-noise-sde")
+@pytest.mark.parametrize("coordinate", ["log_snr", "ratio", "t"])
+def test_noise_path_with_noise_under_a_constant_prediction(coordinate: str) -> None:
+    """``d(x/alpha) = (1 + eta^2) eps drho + eta sqrt(-d rho^2) dw`` is integrated by hand where eps is constant."""
+    vp, t, eta = schedules.vp_linear(), np.array([0.9, 0.6, 0.2]), np.array([0.7, 1.3])
+    path = paths.noise(vp, t, eta=eta, coordinate=coordinate)
+    factor, added = path.propagate(path.start, path.stop)
+    alpha = np.array([math.exp(-(0.1 * u + 19.9 * u * u / 2.0) / 2.0) for u in t])
+    rho = np.sqrt(1.0 - alpha**2) / alpha
+    np.testing.assert_allclose(factor, alpha[1:] / alpha[:-1], rtol=1e-13)
+    (moment,) = path.moments(path.start, path.stop, 1)
+    np.testing.assert_allclose(moment, (1.0 + eta**2) * alpha[1:] * np.diff(rho), rtol=1e-12)
+    assert added is not None
+    np.testing.assert_allclose(added, eta * alpha[1:] * np.sqrt(-np.diff(rho**2)), rtol=1e-12)

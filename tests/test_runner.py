@@ -171,6 +171,27 @@ def test_a_numpy_array_is_a_constant_denoiser_under_jax(name):
     np.testing.assert_array_equal(jax.jit(lambda x: solve(lambda x, level: constant, x, table))(x), right)
 
 
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_denoiser_says_beside_its_output_is_recorded(backend, name):
+    """A vector and a number for each evaluation, in the order of the rows, by rows and by steps."""
+    table, xp = METHODS[name](path()), backend.xp
+    x = backend.asarray(np.linspace(-60.0, 80.0, 5))
+    seen = []
+    solve(lambda x, level: seen.append(float(np.sum(x))) or denoise(x, level), np.linspace(-60.0, 80.0, 5), table)
+
+    def speaking(x, level):
+        return denoise(x, level), xp.stack([xp.sum(x), level.sigma, 2.0 * xp.sum(x)])
+
+    for unroll in (True, False):
+        end, aux = solve(speaking, x, table, has_aux=True, unroll=unroll)
+        aux = backend.numpy(aux)
+        assert aux.shape == (table.evaluations, 3)
+        np.testing.assert_allclose(aux[:, 0], seen, rtol=1e-12, atol=1e-10)
+        np.testing.assert_allclose(aux[:, 1], table.level.sigma, rtol=1e-12)
+        np.testing.assert_allclose(aux[:, 2], 2.0 * aux[:, 0], rtol=1e-12)
+        np.testing.assert_array_equal(backend.numpy(end), backend.numpy(solve(denoise, x, table, unroll=unroll)))
+
+
 @pytest.mark.parametrize("found", [np.ones(5), [np.ones(5)], (np.ones(5),), (np.ones(5), 1.0, 2.0), None])
 def test_what_is_no_pair_with_aux_is_named(found):
     with pytest.raises(ValueError, match=r"denoise must return a pair \(x0_hat, aux\) with has_aux, got"):

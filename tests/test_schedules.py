@@ -952,6 +952,11 @@ def test_bad_betas(betas):
         schedules.from_betas(betas)
 
 
+def test_two_betas_are_enough():
+    two = schedules.from_betas([0.1, 0.2])
+    np.testing.assert_allclose(two.alpha(np.asarray([two.t_clean, two.t_noise])) ** 2, [0.9, 0.72], rtol=1e-14)
+
+
 def test_betas_that_leave_nothing():
     for betas in (np.full(866, 0.5), np.append(np.full(865, 0.5), 0.9)):  # log of the product: -600.3, -601.9
         with pytest.raises(

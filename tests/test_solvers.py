@@ -1865,6 +1865,11 @@ def test_states_that_the_centre_does_not_fit(backend, shape):
 def test_states_that_the_centre_fits(backend, shape):
     path = paths.velocity(INNER, grid("uniform", INNER, 4), centre=np.ones(3))
     assert ab2(lambda x, level: 0.5 * x, backend.asarray(np.ones(shape)), path).shape == shape
+    one = paths.velocity(INNER, grid("uniform", INNER, 4), centre=np.ones(1))
+    assert ab2(lambda x, level: 0.5 * x, backend.asarray(np.ones(shape)), one).shape == shape
+    two = paths.velocity(INNER, grid("uniform", INNER, 4), centre=np.ones(2))
+    with pytest.raises(ValueError, match=r"centre of shape \(2,\) broadcasts, got"):
+        ab2(lambda x, level: 0.5 * x, backend.asarray(np.ones(shape)), two)
 
 
 @pytest.mark.parametrize("method", [ab1, ab2, heun])
