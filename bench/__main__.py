@@ -25,7 +25,10 @@ COLUMNS = {
     "overhead": "overhead",
     "peak_mb": "peak MB",
     "memory_ratio": "memory",
+    "peak_mib": "peak MiB",
     "loss_error": "loss err",
+    "hidden_error": "dh err",
+    "weight_error": "dW err",
     "goal": "goal",
     "met": "met",
 }
@@ -114,9 +117,9 @@ def cell(name: str, value: object) -> str:
     number = float(str(value))
     if name == "overhead" or (name == "goal" and number < 1e-3):
         return duration(number)
-    if name == "loss_error":
-        return f"{number:.0e}"
-    return f"{number:.3g}" if name == "peak_mb" else f"{number:.2f}"
+    if name.endswith("_error"):
+        return f"{number:.1e}"
+    return f"{number:.4g}" if name in {"peak_mb", "peak_mib"} else f"{number:.2f}"
 
 
 def table(rows: list[Row]) -> str:

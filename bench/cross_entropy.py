@@ -1,8 +1,11 @@
-"""Linear cross-entropy, loss and both gradients: time and peak memory of each method in a process of its own.
+"""Linear cross-entropy, loss and both gradients: time, peak memory and error of each method, in processes of their own.
 
-``python -m bench --only cross_entropy`` measures what is installed; rivals that are not are left out. Give the
-interpreter of another environment that has them with ``DIFFNUM_PEERS=/path/to/python``. Memory is the largest resident
-set during the calls, minus that before them and minus the two gradients: inputs, libraries and compilers do not count.
+``python -m bench --only cross_entropy`` measures what is installed; rivals that are not are left out.
+``make bench-peers`` makes an environment that has them and runs this file, which prints the same table with versions.
+All processes are started first; then every round calls each method once, so that ratios within a round mean something on
+a machine whose load changes. Memory is the largest resident set during the calls, minus that before them and minus the
+two gradients: inputs, libraries and compilers do not count. Errors are the largest of a gradient against float64,
+relative to its largest entry.
 """
 
 from __future__ import annotations
@@ -13,17 +16,22 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench.timing import Row, row
+from bench.timing import Row, machine, row
 
 TOKENS, FEATURES, CLASSES = 2048, 512, 50257
 ROOT = Path(__file__).resolve().parent.parent
+OUTPUT = ROOT / "_build" / "bench-cross-entropy.json"
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+PACKAGES = ("numpy", "jax", "torch", "optax", "tokamax", "cut-cross-entropy")
 Call = Callable[[], Any]
 
 
@@ -196,71 +204,159 @@ def status(name: str) -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
-def measure(name: str, tokens: int, repeats: int) -> dict[str, Any]:
-    """Times, peak and loss of one method, in this process."""
+def work(name: str, tokens: int, folder: Path) -> None:
+    """Serve one method: a line on standard output when it is ready, after each line on standard input, and at the end.
+
+    The first call, which may compile, is made before the first line.
+    """
     arrays = inputs(tokens)
     run = METHODS[name][1](*arrays)
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    base, seconds, loss = status("VmRSS"), [], 0.0
-    for _ in range(repeats + 1):
+    base = status("VmRSS")
+    run()
+    print("ready", flush=True)
+    for _ in sys.stdin:
         start = time.perf_counter()
         out = run()
-        seconds.append(time.perf_counter() - start)
-        loss = float(out[0])
+        print(time.perf_counter() - start, flush=True)
         del out
-    gradients = arrays[0].nbytes + arrays[1].nbytes
-    return {"seconds": seconds[1:], "peak": status("VmHWM") - base - gradients, "loss": loss}
+    peak = status("VmHWM") - base - arrays[0].nbytes - arrays[1].nbytes
+    loss, parts = gradients_of(run())
+    errors = [off(part, np.load(folder / f"{which}.npy", mmap_mode="r")) for which, part in enumerate(parts)]
+    print(json.dumps({"peak": peak, "loss": loss, "errors": errors}), flush=True)
+
+
+def gradients_of(out: Any) -> tuple[float, tuple[np.ndarray, ...]]:
+    """Loss and both gradients in NumPy, of whatever a method returns."""
+    loss, *grads = out
+    hidden, weight = grads if len(grads) == 2 else grads[0][:2]
+    return float(loss), (np.asarray(hidden), np.asarray(weight))
+
+
+def off(value: np.ndarray, truth: np.ndarray) -> float:
+    """Largest error, relative to the largest entry, without a second copy in float64."""
+    worst = largest = 0.0
+    for begin in range(0, len(truth), 4096):
+        rows = truth[begin : begin + 4096]
+        worst = max(worst, float(np.abs(value[begin : begin + 4096] - rows).max()))
+        largest = max(largest, float(np.abs(rows).max()))
+    return worst / largest
+
+
+class Worker:
+    """A process that serves one method."""
+
+    def __init__(self, python: str, name: str, tokens: int, folder: Path) -> None:
+        self.process = subprocess.Popen(
+            [python, "-m", "bench.cross_entropy", "--work", name, "--tokens", str(tokens), "--folder", str(folder)],
+            cwd=ROOT,
+            # threads that wait must not compete with the method whose turn it is
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "passive", "JAX_PLATFORMS": "cpu"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.ready = self._line() == "ready"
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def call(self) -> float:
+        """Seconds of one call."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        return float(self._line())
+
+    def finish(self) -> dict[str, Any]:
+        """Peak, loss and errors."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        found = json.loads(self._line())
+        self.process.wait()
+        return found
 
 
 def run(*, quick: bool) -> list[Row]:
     """Rows of the report."""
-    tokens, repeats = (256, 1) if quick else (TOKENS, 5)
+    tokens, repeats = (256, 1) if quick else (TOKENS, 7)
     hidden, weight, targets = inputs(tokens)
-    from diffnum.cross_entropy import linear_cross_entropy
+    from diffnum.cross_entropy import linear_cross_entropy_and_grad
 
-    truth = float(linear_cross_entropy(hidden, weight, targets, accumulate="float64", chunk=(256, 4096)))
-    found: dict[str, dict[str, Any]] = {}
-    for name in METHODS:
-        for python in dict.fromkeys([sys.executable, os.environ.get("DIFFNUM_PEERS", sys.executable)]):
-            options = ["--method", name, "--tokens", str(tokens), "--repeats", str(repeats)]
-            done = subprocess.run(
-                [python, "-m", "bench.cross_entropy", *options],
-                cwd=ROOT,
-                env=os.environ | {"PYTHONPATH": str(ROOT)},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode == 0:
-                found[name] = json.loads(done.stdout.splitlines()[-1])
-                break
-    reference = statistics.median(found[REFERENCE]["seconds"]) if REFERENCE in found else float("nan")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        wide = hidden.astype(np.float64), weight.astype(np.float64)
+        truth, grads = linear_cross_entropy_and_grad(*wide, targets)
+        for number, gradient in enumerate(grads[:2]):
+            np.save(folder / f"{number}.npy", gradient)
+        del wide, grads
+        workers: dict[str, Worker] = {}
+        for method in METHODS:
+            for python in dict.fromkeys([sys.executable, *([str(PEERS)] if PEERS.exists() else [])]):
+                worker = Worker(python, method, tokens, folder)
+                if worker.ready:
+                    workers[method] = worker
+                    break
+                worker.process.wait()
+        times: dict[str, list[float]] = {method: [] for method in workers}
+        for number in range(repeats):
+            for method in list(workers)[::-1] if number % 2 else list(workers):
+                times[method].append(workers[method].call())
+        found = {method: worker.finish() for method, worker in workers.items()}
+    reference = times.get(REFERENCE)
     return [
         row(
             f"({tokens}, {FEATURES}) x ({CLASSES}, {FEATURES}), float32, loss and gradients; peak beside these",
-            name,
+            method,
             tokens * CLASSES,
-            seconds=statistics.median(result["seconds"]),
+            seconds=statistics.median(times[method]),
             unit="call",
-            over_rival=statistics.median(result["seconds"]) / reference,
-            peak_mb=result["peak"] / 1e6,
-            loss_error=abs(result["loss"] - truth),
+            over_rival=statistics.median(a / b for a, b in zip(times[method], reference or times[method], strict=True)),
+            peak_mib=result["peak"] / 2**20,
+            loss_error=abs(result["loss"] - float(truth)),
+            hidden_error=result["errors"][0],
+            weight_error=result["errors"][1],
         )
-        for name, result in found.items()
+        for method, result in found.items()
     ]
 
 
+def versions() -> dict[str, str | None]:
+    """Of the packages that are compared, as installed beside this interpreter."""
+    found: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
 def main() -> None:
-    """Measure one method and print it as JSON."""
+    """Serve one method, or measure all and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--method", choices=list(METHODS), required=True)
+    parser.add_argument("--work", choices=list(METHODS))
     parser.add_argument("--tokens", type=int, default=TOKENS)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--quick", action="store_true", help="fewer tokens, one round")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
-    package = METHODS[options.method][0]
-    if package is not None:
-        __import__(package)
-    print(json.dumps(measure(options.method, options.tokens, options.repeats)))
+    if options.work is not None:
+        package = METHODS[options.work][0]
+        if package is not None:
+            __import__(package)
+        work(options.work, options.tokens, options.folder)
+        return
+    from bench.__main__ import table
+
+    rows, packages = run(quick=options.quick), versions()
+    print(f"\n{rows[0]['section']}\n{table(rows)}")
+    print(", ".join(f"{name} {number or '(not installed)'}" for name, number in packages.items()))
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    report = {"machine": machine(), "versions": packages, "rows": rows}
+    options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -137,6 +137,8 @@ class Layer:
         Whether the deviation is wanted.
     top : bool
         Whether the largest class is wanted.
+    masked : bool
+        Whether tokens with the target -1 are read as if their hidden state were 0, which may be anything.
     """
 
     blocks: Blocks
@@ -144,9 +146,10 @@ class Layer:
     softcap: float | None = None
     spread: bool = False
     top: bool = False
+    masked: bool = False
 
 
-def logits(layer: Layer, inputs: Inputs, valid: Array | None, rows: tuple[Any, int], columns: tuple[Any, int]) -> Array:
+def logits(layer: Layer, inputs: Inputs, valid: Array | None, hidden: Array, columns: tuple[Any, int]) -> Array:
     """Logits of a block of tokens and classes; -inf where no class exists, which enters after every other step.
 
     Parameters
@@ -157,15 +160,17 @@ def logits(layer: Layer, inputs: Inputs, valid: Array | None, rows: tuple[Any, i
         The layer.
     valid : array of int or None
         How many classes exist.
-    rows, columns : tuple of int
-        First index and length.
+    hidden : array
+        Hidden states of a block of tokens, shape (n, d).
+    columns : tuple of int
+        First class and how many.
 
     Returns
     -------
     array
-        Shape (rows, columns), a temporary of the caller.
+        Shape (n, columns), a temporary of the caller.
     """
-    hidden, weight = _backend.slice_axis(inputs.hidden, *rows, 0), _backend.slice_axis(inputs.weight, *columns, 0)
+    weight = _backend.slice_axis(inputs.weight, *columns, 0)
     z = _backend.matmul(hidden, weight.T, layer.dtype)
     xp = _backend.namespace(z)
     if inputs.bias is not None:
@@ -287,8 +292,9 @@ def gradients(
     def classes(carry: Any, column: Any, columns: int) -> Any:
         def block(carry: Any, row: Any, rows: int) -> Any:
             of_hidden, of_weight, of_bias = carry
+            h = _tokens(layer, inputs, constants, (row, rows))
             if kept is None:
-                z = logits(layer, inputs, constants.valid, (row, rows), (column, columns))
+                z = logits(layer, inputs, constants.valid, h, (column, columns))
                 z -= _backend.slice_axis(found.max, row, rows, 0)[:, None]
             else:
                 z = _backend.slice_axis(_backend.slice_axis(kept, row, rows, 0), column, columns, 1)
@@ -299,7 +305,6 @@ def gradients(
                 w = _backend.slice_axis(weight, column, columns, 0)
                 of_hidden = _backend.add_rows(of_hidden, row, _backend.matmul(g, w, layer.dtype))
             if wanted[1]:
-                h = _backend.slice_axis(hidden, row, rows, 0)
                 of_weight = of_weight + _scale(layer, inputs, _backend.matmul(g.T, h, layer.dtype))
             if wanted[2]:
                 of_bias = of_bias + xp.sum(g, axis=0)
@@ -366,7 +371,7 @@ def statistics_and_gradients(
         z = _backend.filled(hidden, (rows, vocabulary), 0.0, layer.dtype)
         part, z = _of_tokens(layer, inputs, constants, (row, rows), z)
         pull = coefficients(part, row, rows)
-        h = _backend.slice_axis(hidden, row, rows, 0)
+        h = _tokens(layer, inputs, constants, (row, rows))
 
         def classes(carry: Any, column: Any, columns: int) -> Any:
             of_rows, of_weight, of_bias = carry
@@ -407,12 +412,12 @@ def _of_tokens(
     layer: Layer, inputs: Inputs, constants: Constants, rows: tuple[Any, int], kept: Array | None
 ) -> tuple[Statistics, Array | None]:
     """Statistics of a block of tokens, whose logits are written to `kept` if that is there."""
-    targets = _backend.slice_axis(constants.targets, *rows, 0)
+    targets, hidden = _backend.slice_axis(constants.targets, *rows, 0), _tokens(layer, inputs, constants, rows)
     xp = _backend.namespace(inputs.hidden)
 
     def classes(carry: Any, column: Any, columns: int) -> Any:
         state, kept = carry
-        z = logits(layer, inputs, constants.valid, rows, (column, columns))
+        z = logits(layer, inputs, constants.valid, hidden, (column, columns))
         if kept is not None:
             kept = _backend.write(kept, column, z, 1)
         place = targets - column if constants.offset is None else targets - constants.offset - column
@@ -459,12 +464,22 @@ def _pull_back(
         bounded = xp.maximum(centred + found.max[:, None], xp.asarray(-layer.softcap, dtype=layer.dtype))
         slope = 1.0 - (bounded / layer.softcap) ** 2
     g = _backend.exp_of_temporary(centred)
-    g *= (pull.total / found.sum)[:, None]
+    # a softmax over no classes does not exist, and its gradient is NaN
+    g *= (pull.total / xp.where(found.sum == 0, math.nan, found.sum))[:, None]
     if pull.spread is not None:
         g -= pull.spread[:, None] * _class_weights(layer, constants, columns, g)
     targets = _backend.slice_axis(constants.targets, *rows, 0) - columns[0]
     g = _backend.subtract_at(g, targets if constants.offset is None else targets - constants.offset, pull.target)
     return g if slope is None else g * slope
+
+
+def _tokens(layer: Layer, inputs: Inputs, constants: Constants, rows: tuple[Any, int]) -> Array:
+    """Hidden states of a block of tokens; those of ignored ones, which may be padding of any kind, are 0."""
+    hidden = _backend.slice_axis(inputs.hidden, *rows, 0)
+    if not layer.masked:
+        return hidden
+    xp = _backend.namespace(hidden)
+    return xp.where((_backend.slice_axis(constants.targets, *rows, 0) != -1)[:, None], hidden, xp.zeros_like(hidden))
 
 
 def _scale(layer: Layer, inputs: Inputs, z: Array) -> Array:

@@ -7,6 +7,7 @@ none of them. Equations: :doc:`/cross_entropy`.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ class Extras(NamedTuple):
     Attributes
     ----------
     lse : array or None
-        Log-sum-exp of every token, ignored ones included, :eq:`cross_entropy-logits`; differentiable.
+        Log-sum-exp of every token, :eq:`cross_entropy-logits`, 0 where it is ignored; differentiable.
     accuracy : array or None
         Whether the target is the first largest class: for each token (False where ignored), their number, or their
         share of the counted tokens, as the reduction is "none", "sum" or "mean".
@@ -165,7 +166,8 @@ def prepare(
         raise ValueError(msg)
     batch, rows = tuple(hidden.shape[:-1]), int(weight.shape[0])
     count: int = rows if vocabulary is None else vocabulary
-    optional = (bias, class_weight, token_weight, None if isinstance(logit_scale, float | int) else logit_scale)
+    traced = ignore_index if _backend.is_jax(ignore_index) else None
+    optional = (bias, class_weight, token_weight, None if isinstance(logit_scale, float | int) else logit_scale, traced)
     xp = _backend.namespace(hidden, weight, targets, *optional)
     like = next((a for a in (hidden, weight, targets, *optional) if a is not None and _is_of(xp, a)), hidden)
     hidden, weight = _backend.beside(hidden, like), _backend.beside(weight, like)
@@ -180,6 +182,7 @@ def prepare(
     token_weight = _vector("token_weight", token_weight, batch, like)
     if logit_scale is not None:
         logit_scale = _vector("logit_scale", logit_scale, (), like, dtype)
+    _check_values(bias, logit_scale)
     tokens = 1
     for length in batch:
         tokens *= length
@@ -189,11 +192,13 @@ def prepare(
         None if softcap is None else number("softcap", softcap, above=0.0),
         spread,
         top,
+        masked=ignore_index is not None,
     )
+    hidden = xp.reshape(hidden, (tokens, hidden.shape[-1]))
     flat = None if token_weight is None else _backend.cast(xp.reshape(token_weight, (tokens,)), dtype)
     return Problem(
         layer,
-        Inputs(xp.reshape(hidden, (tokens, hidden.shape[-1])), weight, bias, logit_scale),
+        Inputs(*(None if a is None else _backend.settled(a) for a in (hidden, weight, bias, logit_scale))),
         Constants(
             xp.reshape(targets, (tokens,)),
             None if class_weight is None else _backend.constant(_backend.cast(class_weight, dtype)),
@@ -271,7 +276,7 @@ def quantities(problem: Problem, found: Statistics) -> tuple[Array, Array, Array
     """
     lse = finish(Accumulator(found.max, found.sum))
     xp = _backend.namespace(lse)
-    log_sum = xp.log(xp.where(found.sum == 0, xp.ones_like(lse), found.sum))
+    log_sum = xp.log(xp.where(found.sum == 0, math.nan, found.sum))
     nll = log_sum + (found.max - found.picked)
     spread = None if found.deviation is None else _mass(problem) * log_sum - found.deviation
     return lse, nll, spread
@@ -481,6 +486,8 @@ def results(problem: Problem, reduction: str, loss: Array, lse: Array | None, to
         What `linear_cross_entropy` returns.
     """
     xp = _backend.namespace(loss)
+    if lse is not None and problem.layer.masked:
+        lse = xp.where(problem.counted, lse, xp.zeros_like(lse))
     loss = xp.reshape(loss, problem.shape) if reduction == "none" else loss
     if lse is None and top is None:
         return loss
@@ -577,7 +584,8 @@ def _scaled(
     if inputs.scale is not None and of_hidden is not None:
         xp = _backend.namespace(of_hidden)
         if wanted[3]:
-            of_scale = xp.sum(of_hidden * inputs.hidden)
+            still = of_hidden == 0
+            of_scale = xp.sum(of_hidden * xp.where(still, xp.zeros_like(inputs.hidden), inputs.hidden))
             if of_bias is not None:
                 still = of_bias == 0
                 of_scale = of_scale + xp.sum(of_bias * xp.where(still, xp.zeros_like(of_bias), inputs.bias))
@@ -617,6 +625,18 @@ def _vector(name: str, value: Any, shape: tuple[int, ...], like: Array, dtype: A
     return value if dtype is None else _backend.cast(value, dtype)
 
 
+def _check_values(bias: Array | None, logit_scale: Array | None) -> None:
+    """Refuse, where values are known, what leaves no softmax to any token."""
+    known = None if logit_scale is None else _backend.concrete(logit_scale)
+    if known is not None and not np.isfinite(known):
+        msg = f"logit_scale must be a finite number, got {float(known)!r}"
+        raise ValueError(msg)
+    known = None if bias is None else _backend.concrete(bias)
+    if known is not None and known.max() == -math.inf:
+        msg = "bias must be above -inf for some class, got -inf for all of them"
+        raise ValueError(msg)
+
+
 def _ignored(ignore_index: Any) -> Any:
     """A Python integer; an array where JAX traces it."""
     if ignore_index is None or (_backend.is_jax(ignore_index) and _backend.concrete(ignore_index) is None):
@@ -645,7 +665,7 @@ def _targets(
         raise ValueError(msg)
     ignore_index = _ignored(ignore_index)
     known = _backend.concrete(targets)
-    if known is not None:
+    if known is not None and _backend.concrete(ignore_index) is not None:
         wrong = (known < 0) | (known >= vocabulary)
         if ignore_index is not None:
             wrong &= known != ignore_index

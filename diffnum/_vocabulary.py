@@ -27,9 +27,10 @@ class TopK(NamedTuple):
     Attributes
     ----------
     log_prob : array
-        Logarithms of their probabilities, shape (..., k).
+        Logarithms of their probabilities, shape (..., k); NaN where a logit is NaN or all are -inf.
     classes : array of int
-        Their numbers; -1 where fewer than k classes have a probability above 0. Equal ones: the smaller number first.
+        Their numbers; -1 where fewer than k classes have a probability above 0, or where it is NaN. Equal ones: the
+        smaller number first.
     """
 
     log_prob: Array
@@ -82,8 +83,10 @@ def softmax_embed(
     layer, inputs = problem.layer, problem.inputs
 
     def block(out: Array, row: Any, rows: int) -> Array:
+        h = _backend.slice_axis(inputs.hidden, row, rows, 0)
+
         def classes(state: Any, column: Any, columns: int) -> Any:
-            z = logits(layer, inputs, None, (row, rows), (column, columns))
+            z = logits(layer, inputs, None, h, (column, columns))
             return update(state, z, _backend.slice_axis(inputs.weight, column, columns, 0))
 
         empty = start(_backend.filled(inputs.hidden, rows, 0.0, layer.dtype), features=inputs.weight.shape[1])
@@ -120,7 +123,7 @@ def entropy(
     Returns
     -------
     array
-        Shape (...), in the dtype of sums: between 0 and log V.
+        Shape (...), in the dtype of sums: between 0 and log V; NaN where a logit is NaN or all are -inf.
 
     Notes
     -----
@@ -140,9 +143,11 @@ def entropy(
     xp = _backend.namespace(inputs.hidden)
 
     def block(out: Array, row: Any, rows: int) -> Array:
+        h = _backend.slice_axis(inputs.hidden, row, rows, 0)
+
         def classes(state: Any, column: Any, columns: int) -> Any:
             peak, total, moment = state
-            z = logits(layer, inputs, None, (row, rows), (column, columns))
+            z = logits(layer, inputs, None, h, (column, columns))
             top = xp.maximum(peak, xp.max(_backend.constant(z), axis=1))
             fall = xp.where(z == -math.inf, xp.zeros_like(z), z - top[:, None])
             e = xp.where(z == -math.inf, xp.zeros_like(z), xp.exp(fall))
@@ -155,6 +160,7 @@ def entropy(
 
         empty = (full(float(xp.finfo(layer.dtype).min)), full(0.0), full(0.0))
         _, total, moment = over(inputs.weight.shape[0], layer.blocks.vocabulary, classes, empty, inputs.hidden)
+        total = xp.where(total == 0, math.nan, total)
         return _backend.write(out, row, xp.log(total) - moment / total)
 
     out = _backend.filled(inputs.hidden, inputs.hidden.shape[0], 0.0, layer.dtype)
@@ -185,7 +191,7 @@ def argmax(
     Returns
     -------
     array of int
-        Shape (...).
+        Shape (...); -1 where a logit is NaN or all are -inf.
 
     See Also
     --------
@@ -199,8 +205,9 @@ def argmax(
     [1, 1]
     """
     problem = prepare(hidden, weight, None, bias=bias, softcap=softcap, logit_scale=logit_scale, chunk=chunk, top=True)
-    top = statistics(problem.layer, problem.inputs, problem.constants).top
-    return _backend.namespace(top).reshape(top, problem.shape)
+    found = statistics(problem.layer, problem.inputs, problem.constants)
+    xp = _backend.namespace(found.top)
+    return xp.reshape(xp.where(found.sum > 0, found.top, xp.full_like(found.top, -1)), problem.shape)
 
 
 def top_k(
@@ -266,9 +273,11 @@ def top_k(
     xp, integer = _backend.namespace(inputs.hidden), problem.constants.targets.dtype
 
     def block(out: Any, row: Any, rows: int) -> Any:
+        h = _backend.slice_axis(inputs.hidden, row, rows, 0)
+
         def classes(carry: Any, column: Any, columns: int) -> Any:
             state, values, numbers = carry
-            z = logits(layer, inputs, None, (row, rows), (column, columns))
+            z = logits(layer, inputs, None, h, (column, columns))
             here = xp.astype(xp.arange(columns), integer) + column
             here = xp.broadcast_to(xp.astype(_backend.beside(here, numbers), integer)[None, :], (rows, columns))
             values, places = _backend.top_k(xp.concat([values, z], axis=1), count)
@@ -281,8 +290,10 @@ def top_k(
             _backend.filled(inputs.hidden, (rows, count), -1, integer),
         )
         state, values, numbers = over(vocabulary, layer.blocks.vocabulary, classes, begin, inputs.hidden)
-        log_prob = (values - state.max[:, None]) - xp.log(state.sum)[:, None]
-        numbers = xp.where(values == -math.inf, xp.full_like(numbers, -1), numbers)
+        some = state.sum > 0
+        peak, total = (xp.where(some, part, math.nan)[:, None] for part in (state.max, state.sum))
+        log_prob = (values - peak) - xp.log(total)
+        numbers = xp.where(some[:, None] & (values > -math.inf), numbers, xp.full_like(numbers, -1))
         return _backend.write(out[0], row, log_prob), _backend.write(out[1], row, numbers)
 
     tokens = inputs.hidden.shape[0]
@@ -297,9 +308,9 @@ def top_k(
 def sample(
     hidden: Array,
     weight: Array,
-    rng: Any,
     /,
     *,
+    rng: Any,
     bias: Array | None = None,
     softcap: float | None = None,
     logit_scale: Array | float | None = None,
@@ -323,7 +334,7 @@ def sample(
     Returns
     -------
     array of int
-        Shape (...). A class of probability 0 is never drawn.
+        Shape (...); -1 where a logit is NaN or inf, or all are -inf. A class of probability 0 is never drawn.
 
     Notes
     -----
@@ -335,7 +346,7 @@ def sample(
     --------
     >>> import numpy as np
     >>> from diffnum.cross_entropy import sample
-    >>> draws = sample(np.ones((4000, 1)), np.log([[1.0], [3.0]]), np.random.default_rng(0), chunk=1)
+    >>> draws = sample(np.ones((4000, 1)), np.log([[1.0], [3.0]]), rng=np.random.default_rng(0), chunk=1)
     >>> bool(abs(np.mean(draws) - 0.75) < 0.03)
     True
     """
@@ -352,7 +363,7 @@ def sample(
 
     def classes(state: Any, column: Any, columns: int) -> Any:
         peak, total, chosen, draw = state
-        z = logits(layer, inputs, None, (0, tokens), (column, columns))
+        z = logits(layer, inputs, None, inputs.hidden, (column, columns))
         top = xp.maximum(peak, xp.max(z, axis=1))
         sums = [xp.exp(z - top[:, None])]
         pad = _backend.filled(inputs.hidden, (tokens, 2**levels - columns), 0.0, layer.dtype)
@@ -376,7 +387,8 @@ def sample(
         _backend.filled(inputs.hidden, tokens, 0, integer),
         0,
     )
-    return xp.reshape(over(vocabulary, size, classes, begin, inputs.hidden)[2], problem.shape)
+    _, total, chosen, _ = over(vocabulary, size, classes, begin, inputs.hidden)
+    return xp.reshape(xp.where(total > 0, chosen, xp.full_like(chosen, -1)), problem.shape)
 
 
 def _second(a: Array, b: Array, rng: Any, draw: Any) -> Array:

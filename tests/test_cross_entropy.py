@@ -279,7 +279,8 @@ def test_every_library(dtype: str, backend: Backend) -> None:
     assert backend.dtype(loss) == dtype
     assert off(backend.numpy(loss), expected) < CLOSE[dtype]
     assert extras.accuracy is None
-    assert off(backend.numpy(extras.lse), naive_lse(call)) < CLOSE[dtype]
+    counted = call["targets"] != -7
+    assert off(backend.numpy(extras.lse), np.where(counted, naive_lse(call), 0.0)) < CLOSE[dtype]
     for a, b in zip(found, grads, strict=True):
         assert backend.dtype(a) == dtype
         assert off(backend.numpy(a), b) < CLOSE[dtype]
@@ -1112,7 +1113,7 @@ def test_draws_have_the_law_of_the_softmax(chunk: int | None, library: Backend) 
     p = np.exp(weight[:, 0]) / np.exp(weight).sum()
     n = 20_000
     hidden = library.asarray(np.ones((n, 1)))
-    draws = sample(hidden, library.asarray(weight), generator(library, 1), chunk=chunk)
+    draws = sample(hidden, library.asarray(weight), rng=generator(library, 1), chunk=chunk)
     counts = np.bincount(library.numpy(draws), minlength=11)
     assert counts[4] == 0
     alive = p > 0
@@ -1129,11 +1130,11 @@ def test_draws_of_tiny_classes(monkeypatch: pytest.MonkeyPatch) -> None:
     hidden = np.ones((5, 1), "float32")
     u = np.array([0.0, 2.0**-41.5, 2.0**-40.5, 2.0**-38.5, 1.0], "float32")
     monkeypatch.setattr(_backend, "fine_uniform", lambda rng, row, like: u)
-    assert sample(hidden, weight, None, chunk=4).tolist() == [2, 2, 2, 0, 0]
-    assert sample(hidden, weight[[0, 1, 3, 3]], None, chunk=4).tolist() == [1, 1, 1, 0, 0]
-    assert sample(hidden, weight[[0, 1, 3, 3]], None, chunk=1).tolist() == [1, 1, 1, 0, 0]
-    assert sample(hidden, weight[[1, 0, 3, 3]], None, chunk=1).tolist() == [0, 0, 0, 1, 1]
-    assert sample(hidden, weight[[3, 3, 1, 0]], None, chunk=3).tolist() == [2, 2, 2, 3, 3]
+    assert sample(hidden, weight, rng=None, chunk=4).tolist() == [2, 2, 2, 0, 0]
+    assert sample(hidden, weight[[0, 1, 3, 3]], rng=None, chunk=4).tolist() == [1, 1, 1, 0, 0]
+    assert sample(hidden, weight[[0, 1, 3, 3]], rng=None, chunk=1).tolist() == [1, 1, 1, 0, 0]
+    assert sample(hidden, weight[[1, 0, 3, 3]], rng=None, chunk=1).tolist() == [0, 0, 0, 1, 1]
+    assert sample(hidden, weight[[3, 3, 1, 0]], rng=None, chunk=3).tolist() == [2, 2, 2, 3, 3]
     assert np.float32(1) + np.float32(2.0**-40) == 1  # what an inverse of the cumulative sum would see
     assert _vocabulary._second(u * 0 + 1, u * 0, None, 0).tolist() == [False] * 5
 
@@ -1152,8 +1153,8 @@ def test_draws_with_a_source_for_each() -> None:
     jax = pytest.importorskip("jax")
     keys = jax.random.split(jax.random.key(0), 6)
     hidden, weight = np.random.default_rng(0).standard_normal((6, 2)), np.random.default_rng(1).standard_normal((9, 2))
-    whole = sample(jax.numpy.asarray(hidden), weight, keys, chunk=4)
-    part = sample(jax.numpy.asarray(hidden[:3]), weight, keys[:3], chunk=4)
+    whole = sample(jax.numpy.asarray(hidden), weight, rng=keys, chunk=4)
+    part = sample(jax.numpy.asarray(hidden[:3]), weight, rng=keys[:3], chunk=4)
     assert (np.asarray(whole)[:3] == np.asarray(part)).all()
 
 
@@ -1248,7 +1249,7 @@ def test_bad_arguments_of_the_others() -> None:
         with pytest.raises(ValueError, match="must be an integer >= 1, got"):
             linear_cross_entropy_bytes(*sizes)
     with pytest.raises(TypeError, match="rng must be"):
-        sample(hidden, weight, 3)
+        sample(hidden, weight, rng=3)
 
 
 def test_sums_may_be_wider_or_narrower_than_the_inputs() -> None:
@@ -1315,7 +1316,7 @@ def test_options_of_the_wrong_kind_are_named():
     with pytest.raises(ValueError, match=r"ignore_index must be an integer or None, got array\(\[1, 2\]\)"):
         linear_cross_entropy(*arrays, ignore_index=np.array([1, 2]))
     with pytest.raises(ValueError, match=r"chunk must be an integer >= 1 or None, got \(2, 3\)"):
-        sample(arrays[0], arrays[1], np.random.default_rng(0), chunk=(2, 3))
+        sample(arrays[0], arrays[1], rng=np.random.default_rng(0), chunk=(2, 3))
 
 
 def test_sums_in_a_dtype_that_jax_has_off():
@@ -1328,3 +1329,154 @@ def test_sums_in_a_dtype_that_jax_has_off():
             linear_cross_entropy(*arrays, accumulate="float64")
     finally:
         jax.config.update("jax_enable_x64", True)
+
+
+# -- states and logits that are no numbers ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("filling", [np.nan, np.inf, -np.inf, 1e308])
+@pytest.mark.parametrize("save", ["gradients", "nothing"])
+def test_padding_of_any_kind_is_ignored(filling: float, save: str, library: Backend) -> None:
+    """Hidden states of ignored tokens may be memory that nobody wrote: they reach neither loss nor gradients."""
+    call = example()
+    arrays, options = split(call)
+    expected, grads = linear_cross_entropy_and_grad(*arrays, **options)
+    call["hidden"][call["targets"] == -7] = filling
+    moved = {k: library.asarray(v) if isinstance(v, np.ndarray) else v for k, v in split(call)[1].items()}
+    hidden, weight = library.asarray(call["hidden"]), library.asarray(call["weight"])
+    function = jitted(
+        library, partial(linear_cross_entropy_and_grad, **moved, chunk=(5, 7), save=save, return_lse=True)
+    )
+    (loss, extras), found = function(hidden, weight, library.asarray(arrays[2], None))
+    assert float(loss) == pytest.approx(float(expected), rel=1e-12)
+    assert (library.numpy(extras.lse)[call["targets"] == -7] == 0).all()
+    for a, b in zip(found, grads, strict=True):
+        assert off(library.numpy(a), b) < 1e-12
+
+
+def test_padding_is_ignored_by_derivatives() -> None:
+    """Forward and reverse mode of JAX, and PyTorch: zero times NaN is NaN, so the argument is masked, not the result."""
+    jax = pytest.importorskip("jax")
+    call = example()
+    _, truth = linear_cross_entropy_and_grad(*split(call)[0], **split(call)[1])
+    call["hidden"][call["targets"] == -7] = np.nan
+    for how in ({"derivatives": "all"}, {"save": "gradients"}, {"save": "nothing"}):
+        ours, arrays = differentiable(call, **how, chunk=(8, 16))
+        found = jax.jit(jax.grad(ours, argnums=range(5)))(*arrays)
+        for a, b in zip(found, truth, strict=False):
+            assert off(a, b) < 1e-11
+        assert np.isfinite(np.asarray(found[4])).all()
+
+
+def test_padding_is_ignored_in_pytorch() -> None:
+    torch = make_backend("torch").xp
+    call = example()
+    _, truth = linear_cross_entropy_and_grad(*split(call)[0], **split(call)[1])
+    call["hidden"][call["targets"] == -7] = np.nan
+    names = ("hidden", "weight", "bias", "logit_scale")
+    for how in ({"derivatives": "all"}, {"save": "gradients"}, {"save": "nothing"}):
+        leaves = {n: torch.asarray(np.array(call[n], dtype=float)).requires_grad_() for n in names}
+        arrays, options = split(call | leaves)
+        linear_cross_entropy(*arrays[:2], torch.asarray(arrays[2]), **options, **how, chunk=(8, 16)).backward()
+        for name, b in zip(names, truth, strict=True):
+            assert off(leaves[name].grad.numpy(), b) < 1e-11
+
+
+def test_a_counted_token_that_is_no_number_shows() -> None:
+    call = example()
+    call["hidden"][2, 3] = np.nan
+    arrays, options = split(call)
+    each = linear_cross_entropy(*arrays, **options, reduction="none", chunk=(5, 7))
+    assert np.flatnonzero(np.isnan(each)).tolist() == [2]
+    loss, grads = linear_cross_entropy_and_grad(*arrays, **options, chunk=(5, 7))
+    assert np.isnan(loss)
+    assert np.isnan(grads.hidden[2]).all()
+    assert np.isfinite(np.delete(grads.hidden, 2, axis=0)).all()
+
+
+def test_other_questions_to_logits_that_are_no_numbers(library: Backend) -> None:
+    """NaN where there is no answer, -1 where there is no class; the other row does not notice."""
+    hidden = library.asarray([[1.0, 0.0], [np.nan, 1.0]])
+    weight = library.asarray([[0.0, 0.0], [2.0, 0.0], [1.0, 0.0], [0.0, 0.0]])
+    for chunk in ((1, 2), (2, 3), None):
+        assert library.numpy(argmax(hidden, weight, chunk=chunk)).tolist() == [1, -1]
+        best = top_k(hidden, weight, 2, chunk=chunk)
+        assert library.numpy(best.classes).tolist() == [[1, 2], [-1, -1]]
+        assert np.isnan(library.numpy(best.log_prob)).tolist() == [[False] * 2, [True] * 2]
+        assert np.isnan(library.numpy(entropy(hidden, weight, chunk=chunk))).tolist() == [False, True]
+        assert np.isnan(library.numpy(softmax_embed(hidden, weight, chunk=chunk))).any(-1).tolist() == [False, True]
+    if library.name != "strict":
+        drawn = library.numpy(sample(hidden, weight, rng=generator(library, 0), chunk=3))
+        assert drawn[0] in range(4)
+        assert drawn[1] == -1
+
+
+def test_no_class_that_is_possible(library: Backend) -> None:
+    """Rows whose logits are all -inf have no softmax: NaN, and no class."""
+    hidden, weight = library.asarray([[1.0], [-np.inf]]), library.asarray([[1.0], [3.0], [2.0]])
+    bias, targets = library.asarray([0.0, 1.0, -np.inf]), library.asarray(np.array([1, 1]), None)
+    for chunk in ((1, 2), None):
+        loss = linear_cross_entropy(hidden, weight, targets, bias=bias, reduction="none", chunk=chunk)
+        assert np.isnan(library.numpy(loss)).tolist() == [False, True]
+        assert library.numpy(argmax(hidden, weight, bias=bias, chunk=chunk)).tolist() == [1, -1]
+        best = top_k(hidden, weight, 2, bias=bias, chunk=chunk)
+        assert library.numpy(best.classes).tolist() == [[1, 0], [-1, -1]]
+        assert np.isnan(library.numpy(best.log_prob)).tolist() == [[False] * 2, [True] * 2]
+        assert np.isnan(library.numpy(entropy(hidden, weight, bias=bias, chunk=chunk))).tolist() == [False, True]
+        if library.name != "strict":
+            drawn = library.numpy(sample(hidden, weight, bias=bias, rng=generator(library, 0), chunk=2))
+            assert drawn[0] in (0, 1)
+            assert drawn[1] == -1
+    _, grads = linear_cross_entropy_and_grad(hidden, weight, targets, bias=bias, reduction="none", chunk=(1, 2))
+    assert np.isnan(library.numpy(grads.hidden)).tolist() == [[False], [True]]
+
+
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan])
+def test_a_scale_that_is_no_number(wrong: float, library: Backend) -> None:
+    arrays = library.asarray(np.eye(2)), library.asarray(np.ones((3, 2))), library.asarray(np.array([1, 0]), None)
+    for scale in (wrong, library.asarray(wrong)):
+        with pytest.raises(ValueError, match="logit_scale must be a finite number, got (inf|-inf|nan)"):
+            linear_cross_entropy(*arrays, logit_scale=scale)
+    with pytest.raises(ValueError, match="bias must be above -inf for some class"):
+        linear_cross_entropy(*arrays, bias=library.asarray(np.full(3, -np.inf)))
+
+
+def test_an_ignored_class_that_is_traced_beside_numpy_targets() -> None:
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    hidden, weight, y = rng.standard_normal((4, 3)), rng.standard_normal((5, 3)), np.array([0, -3, 2, -3])
+    loss = jax.jit(lambda i: linear_cross_entropy(hidden, weight, y, ignore_index=i, chunk=(3, 2)))
+    assert float(loss(-3)) == pytest.approx(naive(hidden, weight, y, ignore_index=-3), rel=1e-12)
+    assert np.isnan(float(loss(0)))
+    with pytest.raises(ValueError, match="targets must lie in"):
+        linear_cross_entropy(hidden, weight, y, ignore_index=jax.numpy.asarray(0))
+
+
+@pytest.mark.claim("cross_entropy-second")
+def test_tangents_that_are_constants_of_numpy() -> None:
+    """Tangents closed over in `jit` reach the loop as arrays of NumPy."""
+    jax = pytest.importorskip("jax")
+    rng = np.random.default_rng(0)
+    hidden, weight, y = rng.standard_normal((7, 3)), rng.standard_normal((11, 3)), rng.integers(0, 11, 7)
+    tangents = rng.standard_normal((7, 3)), rng.standard_normal((11, 3))
+
+    def push(function: Any) -> Any:
+        return jax.jit(lambda *a: jax.jvp(function, a, tangents))(hidden, weight)
+
+    def plain(h: Any, w: Any) -> Any:
+        return -jax.nn.log_softmax(h @ w.T)[jax.numpy.arange(7), y].mean()
+
+    for a, b in zip(
+        push(lambda h, w: linear_cross_entropy(h, w, y, derivatives="all", chunk=(4, 5))), push(plain), strict=True
+    ):
+        assert float(a) == pytest.approx(float(b), rel=1e-11)
+    product = jax.jit(
+        lambda *a: jax.jvp(
+            jax.grad(lambda h, w: linear_cross_entropy(h, w, y, derivatives="all", chunk=(4, 5)), argnums=(0, 1)),
+            a,
+            tangents,
+        )[1]
+    )(hidden, weight)
+    truth = jax.jit(lambda *a: jax.jvp(jax.grad(plain, argnums=(0, 1)), a, tangents)[1])(hidden, weight)
+    for a, b in zip(product, truth, strict=True):
+        assert off(a, b) < 1e-10

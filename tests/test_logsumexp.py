@@ -668,6 +668,123 @@ def test_condition_number() -> None:
     assert abs(truth) < 2e-6
 
 
+@pytest.mark.claim("logsumexp-relative")
+def test_relative_condition() -> None:
+    """kappa is at most 1 for positive scores and is reached by a perturbation along the signs, whatever its size."""
+    for x in (np.random.default_rng(3).uniform(0, 5, 40), np.random.default_rng(4).standard_normal(40) - 3.5):
+        p, value = softmax(x), exact(x)
+        kappa = float(p @ np.abs(x)) / abs(value)
+        moved = exact(x * (1 + 1e-7 * np.sign(x)))
+        assert abs(moved / value - 1) == pytest.approx(1e-7 * kappa, rel=1e-4)
+        assert (kappa <= 1) == bool((x > 0).all())
+        wrong = float(p @ np.abs(x - x.max())) / abs(value)  # the condition of the shifted scores
+        assert abs(wrong - kappa) > 0.1 * kappa
+
+
+@pytest.mark.claim("logsumexp-softmax-condition")
+def test_condition_of_the_softmax() -> None:
+    """Rounding scores near 1e4 to float32 moves probabilities by up to the bound; without the scores' size it fails."""
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal(30) + 1e4
+    p, rounded = softmax(x), softmax(x.astype("float32").astype("float64"))
+    limit = U["float32"] * (np.abs(x) + p @ np.abs(x))
+    change = np.abs(rounded / p - 1)
+    assert (change <= limit * 1.001).all()
+    assert (limit <= 2 * U["float32"] * np.abs(x).max()).all()
+    assert change.max() > 0.1 * limit.max()
+    assert (change > U["float32"] * (np.abs(x - x.max()) + p @ np.abs(x - x.max()))).any()
+    # and the first term is reached where one score alone moves
+    alone = x.copy()
+    alone[3] *= 1 + 1e-9
+    assert abs(softmax(alone)[3] / p[3] - 1) == pytest.approx(1e-9 * x[3] * (1 - p[3]), rel=1e-4)
+
+
+def running_bound(x: np.ndarray, *, additions: bool = True, merges: bool = True) -> tuple[float, float]:
+    """Result of the library's sweep over single terms, and the bound of the chapter that is computed beside it."""
+    state, limit = start(np.zeros((), "float32")), 0.0
+    for term in x:
+        before, state = state, update(state, term[None])
+        m, total = float(state.max), float(state.sum)
+        parts = [(float(before.max), float(before.sum), limit), (float(term), 1.0, float(ETA))]
+        limit = total if additions else 0.0
+        for k, s, e in parts:
+            if s:
+                limit += math.exp(k - m) * (e + (merges and k != m) * (m - k + ETA + 1) * s)
+    value = float(finish(state))
+    return value, U["float32"] * (limit / total + ETA * abs(math.log(total)) + abs(value))
+
+
+@pytest.mark.claim("logsumexp-running")
+@pytest.mark.parametrize("kind", ["normal", "rising", "falling", "equal", "near zero", "far", "wide", "late"])
+def test_running_bound(kind: str) -> None:
+    x = adversarial(kind, 2003)
+    value, limit = running_bound(x)
+    assert abs(value - float(reference(x[None])[0])) <= limit
+    assert limit < bound(x, 1, U["float32"])
+    if kind == "late":
+        assert limit < 0.02 * bound(x, 1, U["float32"])
+
+
+@pytest.mark.claim("logsumexp-running")
+def test_running_bound_needs_the_partial_sums() -> None:
+    """Equal terms that round one way: without the additions in it the bound is broken."""
+    x = np.zeros(2**13 + 1, "float32")
+    x[1:] = math.log(0.3)
+    value, limit = running_bound(x)
+    error = abs(value - float(reference(x[None])[0]))
+    assert limit / 300 < error <= limit
+    _, short = running_bound(x, additions=False, merges=False)
+    assert error > short
+
+
+@pytest.mark.claim("logsumexp-sweeps")
+def test_one_sweep_reads_once() -> None:
+    """Rows of values that are asked for: each once, and one of them twice, to learn its dtype."""
+    rng = np.random.default_rng(6)
+    values, weights = rng.standard_normal((1009, 2)), rng.standard_normal(2)
+    read: list[int] = []
+
+    def scores(rows: np.ndarray) -> np.ndarray:
+        read.append(len(rows))
+        return rows @ weights
+
+    mean = softmax_average(scores, values, chunk=64)
+    assert sum(read) == 1009 + 1
+    read.clear()
+    peak = scores(values).max()
+    e = np.exp(scores(values) - peak)
+    np.testing.assert_allclose(mean, e @ values / e.sum(), rtol=1e-12)
+    assert sum(read) == 2 * 1009
+
+
+@pytest.mark.claim("logsumexp-sweeps")
+def test_one_sweep_takes_two_exponentials_more_for_each_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    real, temporary = np.exp, _backend.exp_of_temporary
+
+    def count(x: Any, *args: Any, **kwargs: Any) -> Any:
+        taken.append(np.size(x))
+        return real(x, *args, **kwargs)
+
+    def count_temporary(x: Any) -> Any:
+        taken.append(np.size(x))
+        return temporary(x)
+
+    xp = _backend.namespace(np.zeros(1))
+    monkeypatch.setattr(xp, "exp", count)
+    monkeypatch.setattr(_backend, "exp_of_temporary", count_temporary)
+    logsumexp(np.random.default_rng(7).standard_normal(1000), chunk=50)
+    assert sum(taken) == 1000 + 2 * (20 - 1)
+
+
+@pytest.mark.claim("logsumexp-sweeps")
+def test_a_maximum_of_scores_in_random_order_rises_as_the_logarithm() -> None:
+    """Expected rises over C chunks: 1/2 + ... + 1/C, 3.5 for C = 50, where the bound allows 49."""
+    x = np.random.default_rng(8).standard_normal((4000, 50, 4)).max(-1)
+    rises = (np.diff(np.maximum.accumulate(x, axis=1), axis=1) > 0).sum(1)
+    assert rises.mean() == pytest.approx(sum(1 / k for k in range(2, 51)), abs=0.15)
+
+
 FACTS = 40
 """Draws of the experiment below; its root mean squares then scatter by about a tenth."""
 
