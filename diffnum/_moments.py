@@ -21,7 +21,7 @@ from diffnum._tables import Table
 from diffnum.paths import Path
 from diffnum.schedules import Level
 
-__all__ = ["Moments", "Response", "Sampler", "impulse_response", "table_moments", "to_numpy"]
+__all__ = ["Moments", "Response", "Sampler", "impulse_response", "table_moments", "takes_rng", "to_numpy"]
 
 Sampler = Callable[..., Array]
 AFFINE = 1e5
@@ -218,7 +218,7 @@ def impulse_response(
         raise ValueError(msg)
     denoise = oracles.gaussian(mean, std).denoise
     convert = asarray or np.asarray
-    takes_rng = _takes_rng(sampler)
+    noisy = takes_rng(sampler)
 
     def run(inputs: np.ndarray) -> tuple[np.ndarray, int]:
         drawn = itertools.count(1)
@@ -231,9 +231,7 @@ def impulse_response(
             return convert(inputs[j] if j < len(inputs) else np.zeros_like(inputs[0]))
 
         x = convert(inputs[0])
-        end = to_numpy(
-            sampler(denoise, x, path, rng=rng) if takes_rng else sampler(denoise, x, path), "sampler's result"
-        )
+        end = to_numpy(sampler(denoise, x, path, rng=rng) if noisy else sampler(denoise, x, path), "sampler's result")
         if end.shape != inputs[0].shape:
             msg = f"sampler must return the shape of x, {inputs[0].shape}, got {end.shape}"
             raise ValueError(msg)
@@ -251,9 +249,9 @@ def impulse_response(
     allowed = AFFINE * np.finfo(base.dtype).eps * scale
     if not (m == second == third and np.all(deviation <= allowed)):
         msg = (
-            "sampler must be affine on Gaussian data, treat components and samples alike and always draw as often; "
-            f"got a deviation of {np.max(deviation):.1e} where outputs are of size {np.max(scale):.1e}, and {m}, "
-            f"{second} and {third} draws"
+            "sampler must be affine on Gaussian data, treat components and samples alike, always draw as often and all "
+            f"of its noise from rng; got a deviation of {np.max(deviation):.1e} where outputs are of size "
+            f"{np.max(scale):.1e}, and {m}, {second} and {third} draws"
         )
         raise ValueError(msg)
     return response
@@ -327,9 +325,25 @@ def _root(x: Array) -> Array:
     return xp.where(positive, xp.sqrt(xp.where(positive, x, xp.ones_like(x))), xp.zeros_like(x))
 
 
-def _takes_rng(sampler: Sampler) -> bool:
+def takes_rng(sampler: Sampler, *, required: bool = False) -> bool:
+    """Whether a sampler has a parameter `rng`.
+
+    Parameters
+    ----------
+    sampler : callable
+        The sampler.
+    required : bool, optional
+        Whether it has one without a default.
+
+    Returns
+    -------
+    bool
+        True for one that collects keywords, too, unless `required`.
+    """
     try:
         parameters = inspect.signature(sampler).parameters.values()
     except ValueError:  # some callables written in C have none
         return False
+    if required:
+        return any(p.name == "rng" and p.default is p.empty for p in parameters)
     return any(p.name == "rng" or p.kind is p.VAR_KEYWORD for p in parameters)

@@ -11,17 +11,26 @@ the ways in which a measured order lies, are in :doc:`/convergence`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from diffnum._arguments import instance, number
 from diffnum._backend import Array
-from diffnum._moments import Moments, Response, Sampler, impulse_response, table_moments, to_numpy
+from diffnum._moments import (
+    Moments,
+    Response,
+    Sampler,
+    impulse_response,
+    table_moments,
+    takes_rng,
+    to_numpy,
+)
 from diffnum._problems import (
     GRIDS,
     NAMES,
@@ -32,7 +41,9 @@ from diffnum._problems import (
     random_ratio_nodes,
 )
 from diffnum.paths import Path
+from diffnum.samplers import Sampler as Entry
 from diffnum.schedules import Schedule
+from diffnum.solvers import solve
 
 __all__ = [
     "Moments",
@@ -53,6 +64,8 @@ SPREAD = 0.1
 """Local slopes of the asymptotic range lie within this of the last one, or within 5 % of it."""
 ROUNDING = 100.0
 """Errors below this many roundings, times the square root of the number of steps, are noise."""
+REPEATED = 1e-6
+"""Relative difference of two runs from which they are taken to draw noise."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +108,18 @@ class Study:
         slopes = [math.nan, *self.slopes]
         lines = [" steps       error   slope"]
         for i, (n, error, slope) in enumerate(zip(self.steps, self.errors, slopes, strict=True)):
-            shown = "      -" if i == 0 else f"{slope:7.3f}"
+            shown = "      -" if i == 0 else f"{_plain(slope):7.3f}"
             lines.append(f"{n:6d}  {error:10.3e} {shown}{'  *' if i in self.used else ''}")
-        fitted = f"order {self.order:.3f}, fitted to the rows with *"
-        why = {math.inf: "exact: every error is rounding", math.nan: "no order: the local slopes have not settled"}
-        lines.append(fitted if self.used else why[math.inf if self.order == math.inf else math.nan])
+        if self.used:
+            lines.append(f"order {_plain(self.order):.3f}, fitted to the rows with *")
+        elif self.order == math.inf:
+            lines.append("exact: every error is rounding")
+        else:
+            missing = sum(not math.isfinite(error) for error in self.errors)
+            unsettled = "the local slopes have not settled"
+            lines.append(
+                f"no order: {f'{missing} of {len(self.errors)} errors are not finite' if missing else unsettled}"
+            )
         return "\n".join(lines)
 
 
@@ -216,7 +236,8 @@ def check_sampler(
     ----------
     sampler : callable
         ``sampler(denoise, x, path) -> x_0``. It may use the levels of the path only: ``path.start`` and ``path.stop``
-        hold t, alpha and sigma of each step, noisy first. If it draws noise, see `weak`.
+        hold t, alpha and sigma of each step, noisy first. If it draws noise, see `weak`. An entry of
+        `diffnum.samplers.SAMPLERS` is run with its own path and options.
     order : int
         The claim, >= 1.
     problem : Problem or str, optional
@@ -250,15 +271,16 @@ def check_sampler(
     OrderError
         If the claim fails on any grid: the order is too low, or the slopes do not settle.
     TypeError
-        If `sampler`, `path` or `asarray` is not callable, or `problem` neither a name nor a Problem.
+        If `sampler`, `path` or `asarray` is not callable, `problem` neither a name nor a Problem, or `sampler` has to
+        have an `rng` and `weak` is False.
     ValueError
         If an argument is out of range: `order`, `kinds`, `steps`, `tolerance`, or the name of a problem.
 
     Notes
     -----
     A sampler in terms of sigma takes three lines to wrap, as the example shows. What is passed to `denoise` may hold
-    numbers or arrays, one for each sample. An entry of `diffnum.samplers.SAMPLERS` is checked as
-    ``lambda denoise, x, path: solve(denoise, x, entry.method(path))`` with ``path=entry.path``.
+    numbers or arrays, one for each sample. The cause that a failure names is a guess from the slopes, from the dtype of
+    the results and from whether noise was drawn.
 
     Examples
     --------
@@ -288,18 +310,85 @@ def check_sampler(
         raise ValueError(msg)
     run = _weak_run if weak else _ode_run
     margin = (0.15 if order >= 4 else 0.1) if tolerance is None else number("tolerance", tolerance, least=0.0)
-    studies = {}
-    for kind in kinds:
-        one, reference = run(sampler, task, kind, path, asarray or np.asarray)
-        studies[kind] = study(one, steps, reference)
+    if isinstance(sampler, Entry) and path is None:
+        path = functools.partial(sampler.path, **sampler.options)
+    watched = _watched(sampler)
+    if not weak and takes_rng(watched.run, required=True):
+        msg = f"sampler must not require rng where weak is False, got {watched.name}; weak=True checks what draws noise"
+        raise TypeError(msg)
+    runs = {kind: run(watched.run, task, kind, path, asarray or np.asarray) for kind in kinds}
+    studies = {kind: study(one, steps, reference) for kind, (one, reference) in runs.items()}
     failed = {}
     for kind, measured in studies.items():
         low = not measured.order >= order - margin
         if low or (strict and measured.order > order + margin):
             failed[kind] = measured
     if failed:
-        raise OrderError(_report(sampler, order, task, studies, failed, weak=weak), studies)
+        one, n = runs[next(iter(failed))][0], _step_counts(steps)[0]
+        seen = _seen(watched, weak=weak, repeats=weak or _same(one(n), one(n)))
+        claim = f"{watched.name} claims {'weak order' if weak else 'order'} {order}"
+        cause = f"{seen}{_cause(order, studies, failed)}"
+        raise OrderError(_report(claim, task, studies, failed, cause), studies)
     return studies
+
+
+class _Watched(NamedTuple):
+    """A sampler under its name, the dtypes of its results and the numbers of its draws."""
+
+    name: str
+    run: Sampler
+    dtypes: set[str]
+    draws: list[Any]
+
+
+def _watched(sampler: Any) -> _Watched:
+    dtypes: set[str] = set()
+    draws: list[Any] = []
+    inner: Any = sampler
+    name = getattr(sampler, "__name__", repr(sampler))
+    if isinstance(sampler, Entry):
+        name, inner = sampler.title, _of_entry(sampler)
+
+    @functools.wraps(inner)
+    def run(denoise: Any, x: Array, path: Path, **options: Any) -> Array:
+        source = options.get("rng")
+        if source is not None:
+            options["rng"] = lambda row, like: draws.append(row) or source(row, like)
+        result: Any = inner(denoise, x, path, **options)
+        dtypes.add(str(getattr(result, "dtype", "")).rpartition(".")[2])
+        return result
+
+    return _Watched(name, run, dtypes, draws)
+
+
+def _of_entry(entry: Entry) -> Sampler:
+    def run(denoise: Any, x: Array, path: Path, rng: Any = None) -> Array:
+        return solve(denoise, x, entry.method(path, **entry.options), rng=rng)
+
+    return run
+
+
+def _same(first: Array, second: Array) -> bool:
+    a, b = (np.asarray(to_numpy(part, "sampler's result"), dtype=np.float64) for part in (first, second))
+    return bool(np.allclose(a, b, rtol=REPEATED, atol=0.0, equal_nan=True))
+
+
+def _seen(watched: _Watched, *, weak: bool, repeats: bool) -> str:
+    """What was seen of the runs themselves and comes before any guess from slopes."""
+    if not repeats:
+        return (
+            "two runs differ, so it draws noise of its own: take it from rng and check with weak=True. If it must not, "
+        )
+    narrow = sorted(watched.dtypes & {"float32", "float16", "bfloat16"})
+    found = ""
+    if narrow:
+        found += (
+            f"the result is {narrow[0]}, whose rounding hides orders: compute in float64 (asarray=..., and under JAX "
+            "jax_enable_x64). If it fails there too, "
+        )
+    if weak and not watched.draws:
+        found += "it drew nothing from rng: it has no parameter rng, or takes its noise elsewhere. If it has no noise, "
+    return found
 
 
 def _task(problem: Problem | str) -> Problem:
@@ -310,6 +399,11 @@ def _task(problem: Problem | str) -> Problem:
         msg = f"problem must be a Problem or the name of one, {NAMES}, got {problem!r}"
         raise ValueError(msg)
     return problems(problem)[0]
+
+
+def _plain(value: float) -> float:
+    """Zero instead of minus zero, where three digits are printed."""
+    return value if not abs(value) < 5e-4 else 0.0
 
 
 def _step_counts(steps: Sequence[int]) -> tuple[int, ...]:
@@ -372,7 +466,11 @@ def _ode_run(
     sampler: Sampler, task: Problem, kind: str, path: Any, asarray: Callable
 ) -> tuple[Callable[[int], Array], np.ndarray]:
     def run(n: int) -> Array:
-        result = sampler(task.denoise, asarray(task.x.copy()), _path_of(task, task.grid(n, kind), path))
+        way = _path_of(task, task.grid(n, kind), path)
+        if way.stochastic:
+            msg = f"path must be an ODE path where weak is False, got {way.name}; weak=True checks what draws noise"
+            raise ValueError(msg)
+        result = sampler(task.denoise, asarray(task.x.copy()), way)
         shape = np.shape(to_numpy(result, "sampler's result"))
         if shape != task.x.shape:
             msg = f"sampler must return the shape of x, {task.x.shape}, got {shape}"
@@ -404,29 +502,34 @@ def _path_of(task: Problem, t: np.ndarray, path: Any) -> Path:
     return path(task.setting, t) if path is not None and isinstance(task.setting, Schedule) else task.path(t)
 
 
-def _report(
-    sampler: Sampler, order: int, task: Problem, studies: dict[str, Study], failed: dict[str, Study], *, weak: bool
-) -> str:
-    name = getattr(sampler, "__name__", repr(sampler))
-    kind = "weak order" if weak else "order"
-    lines = [f"{name} claims {kind} {order}; on {task.name} it misses that on {len(failed)} of {len(studies)} grids."]
+def _report(claim: str, task: Problem, studies: dict[str, Study], failed: dict[str, Study], cause: str) -> str:
+    lines = [f"{claim}; on {task.name} it misses that on {len(failed)} of {len(studies)} grids."]
     for grid, measured in studies.items():
         lines += [f"{grid}: {'FAILS' if grid in failed else 'passes'}", str(measured)]
-    return "\n".join([*lines, f"Likely cause: {_cause(order, studies, failed)}."])
+    return "\n".join([*lines, f"Likely cause: {cause}."])
 
 
 def _cause(order: int, studies: dict[str, Study], failed: dict[str, Study]) -> str:
     finest = [measured.errors[-1] for measured in failed.values()]
     orders = [measured.order for measured in failed.values()]
     lasts = [measured.slopes[-1] for measured in failed.values()]
+    if not any(math.isfinite(error) for measured in failed.values() for error in measured.errors):
+        return (
+            "no result is finite, whatever the number of steps: a division by 0 or a logarithm of 0 at the first level"
+        )
     if not all(map(math.isfinite, finest)):
         return "the result is not finite (a division by 0 or a logarithm of 0 at an end of the grid, or instability)"
     if any(slope < -0.5 for slope in lasts):
-        return "the error grows as the grid is refined: the method is unstable, or loses digits in its coefficients"
+        return (
+            "the error grows as the grid is refined: a sign is wrong, the method is unstable, or it loses digits in "
+            "its coefficients"
+        )
     if all(abs(slope) < 0.3 for slope in lasts):
         return (
-            "the error does not fall, so it solves another problem: a coefficient of the wrong end of the step "
-            "(alpha_t for alpha_s), alpha taken for 1, rounded times, a last step cut short or a wrong noise variance"
+            "the error does not fall, so it solves another problem: a wrong sign or constant factor, a coefficient of "
+            "the wrong end of the step (alpha_t for alpha_s), alpha taken for 1 (what works in sigma alone is checked "
+            "with problem='mixture-ve', or 'gaussian-ve' if weak), rounded times, a last step cut short or a wrong "
+            "noise variance"
         )
     if any(math.isnan(o) for o in orders) and not all(slope < order - 0.25 for slope in lasts):
         return "the slopes have not settled: take more steps, or the method depends on the grid in an irregular way"

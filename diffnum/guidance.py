@@ -5,7 +5,8 @@
 What each of them does to the order of a solver is derived and measured in :doc:`/guidance`.
 
 Conventions. ``denoise(x, level)`` as in :doc:`/solvers`. A scale of 1 is the conditional denoiser, 0 the unconditional
-one. Samples lie along the first `batch_axes` axes of x (0 under ``jax.vmap``).
+one; scales and levels are aligned with the first axes of x, one for each sample. Samples lie along the first
+`batch_axes` axes of x (0 under ``jax.vmap``).
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ _ROUNDING = 16.0
 def classifier_free(
     conditional: Denoiser,
     unconditional: Denoiser,
-    scale: Array | float,
     /,
+    scale: Array | float,
     *,
     interval: tuple[float, float] | None = None,
     rescale: float = 0.0,
@@ -48,8 +49,9 @@ def classifier_free(
     ----------
     conditional, unconditional : callable
         The two denoisers.
-    scale : float or array broadcastable to x
-        Guidance scale w: 1 is the conditional denoiser, more pushes away from the unconditional one.
+    scale : float or array
+        Guidance scale w: 1 is the conditional denoiser, more pushes away from the unconditional one. An array of shape
+        (B,) is one for each sample; its axes are aligned with the first ones of x.
     interval : tuple of float, optional
         ``(low, high)``: guide where ``low <= log_snr < high``, and be conditional elsewhere. Ends may be infinite.
     rescale : float, optional
@@ -68,7 +70,8 @@ def classifier_free(
     TypeError
         If a denoiser is not callable.
     ValueError
-        If `scale` is not finite, `interval` is no interval or `rescale` lies outside [0, 1].
+        If `scale` is not finite, `interval` is no interval or `rescale` lies outside [0, 1]. The denoiser raises it if
+        an output or `scale` does not fit the shape of x.
 
     Notes
     -----
@@ -99,15 +102,15 @@ def classifier_free(
     axes = _count("batch_axes", batch_axes)
 
     def denoise(x: Array, level: Level) -> Array:
-        given = conditional(x, level)
+        given = _output("conditional", conditional, x, level)
         xp = namespace(given)
         inside = None if interval is None else _inside(level.log_snr, low, high)
         known = None if inside is None else concrete(inside)
         if known is not None and not known.any():
             return given
-        change = (_beside(scale, given) - 1.0) * (given - unconditional(x, level))
+        change = (_beside(scale, given) - 1.0) * (given - _output("unconditional", unconditional, x, level))
         if inside is not None:
-            change = xp.where(_trailing(inside, given), change, xp.zeros_like(change))
+            change = xp.where(_trailing("level", inside, given), change, xp.zeros_like(change))
         guided = given + change
         if share == 0.0:
             return guided
@@ -119,7 +122,7 @@ def classifier_free(
     return denoise
 
 
-def clip(denoise: Denoiser, low: float = -1.0, high: float = 1.0, /) -> Denoiser:
+def clip(denoise: Denoiser, /, low: float = -1.0, high: float = 1.0) -> Denoiser:
     """Denoiser whose output is clipped: :eq:`guidance-clip`.
 
     Parameters
@@ -159,13 +162,14 @@ def clip(denoise: Denoiser, low: float = -1.0, high: float = 1.0, /) -> Denoiser
         raise ValueError(msg)
 
     def clipped(x: Array, level: Level) -> Array:
-        return namespace(x).clip(denoise(x, level), low, high)
+        value = _output("denoise", denoise, x, level)
+        return namespace(value).clip(value, low, high)
 
     return clipped
 
 
 def dynamic_threshold(
-    denoise: Denoiser, quantile: float = 0.995, /, *, bound: float = 1.0, batch_axes: int = 1
+    denoise: Denoiser, /, quantile: float = 0.995, *, bound: float = 1.0, batch_axes: int = 1
 ) -> Denoiser:
     """Denoiser whose output is clipped at a quantile of its own size and scaled into the bound: :eq:`guidance-dynamic`.
 
@@ -219,7 +223,7 @@ def dynamic_threshold(
     axes = _count("batch_axes", batch_axes)
 
     def thresholded(x: Array, level: Level) -> Array:
-        value = denoise(x, level)
+        value = _output("denoise", denoise, x, level)
         if 0 in value.shape:
             return value
         xp = namespace(value)
@@ -300,6 +304,8 @@ def noise_to(x: Array, level: Level, /, *, rng: Any) -> Array:
     ------
     TypeError
         If `level` is no `Level`, or `rng` of another kind than `x`.
+    ValueError
+        If the level is neither one nor one for each sample.
 
     References
     ----------
@@ -317,7 +323,9 @@ def noise_to(x: Array, level: Level, /, *, rng: Any) -> Array:
     x = _backend.asfloat(x)
     state = _backend.state_dtype(x)
     wide = _backend.cast(x, state)
-    alpha, sigma = (_trailing(_backend.convert(_backend.asfloat(part), wide, state), wide) for part in level[1:])
+    alpha, sigma = (
+        _trailing("level", _backend.convert(_backend.asfloat(part), wide, state), wide) for part in level[1:]
+    )
     return _backend.cast(alpha * wide + sigma * _backend.normal(rng, 0, x), x.dtype)
 
 
@@ -371,16 +379,33 @@ def _check_finite(name: str, value: Any) -> None:
         raise ValueError(msg)
 
 
-def _beside(value: Any, like: Array) -> Any:
-    """A number as it is; an array in the library and dtype of `like`."""
-    return _backend.convert(value, like, like.dtype) if hasattr(value, "shape") else float(value)
+def _output(name: str, denoise: Denoiser, x: Array, level: Level) -> Array:
+    """What a denoiser returns, if that is an array of the shape of `x`."""
+    value: Any = denoise(x, level)
+    shape = getattr(value, "shape", None)
+    if shape is None or tuple(shape) != tuple(np.shape(x)):
+        got = type(value).__name__ if shape is None else f"shape {tuple(shape)}"
+        msg = f"{name} must return an array of the shape of x, {tuple(np.shape(x))}, got {got}"
+        raise ValueError(msg)
+    return value
 
 
-def _trailing(value: Array, like: Array) -> Array:
-    """Entries of a level, one for all or one for each sample, with axes for the rest of `like`."""
-    return (
-        value if value.ndim == 0 else namespace(value).reshape(value, (*value.shape, *[1] * (like.ndim - value.ndim)))
-    )
+def _beside(scale: Any, like: Array) -> Any:
+    """A number as it is; an array in the library and dtype of `like`, aligned with its first axes."""
+    if not hasattr(scale, "shape") and not isinstance(scale, list | tuple):
+        return float(scale)
+    return _trailing("scale", _backend.convert(_backend.asfloat(scale), like, like.dtype), like)
+
+
+def _trailing(name: str, value: Array, like: Array) -> Array:
+    """One entry for all or one for each sample, with axes for the rest of `like`."""
+    if value.ndim > like.ndim or any(m not in {1, n} for m, n in zip(value.shape, like.shape, strict=False)):
+        msg = (
+            f"{name} must have one entry, or the first axes of x of shape {tuple(like.shape)}; "
+            f"got shape {tuple(value.shape)}"
+        )
+        raise ValueError(msg)
+    return namespace(value).reshape(value, (*value.shape, *[1] * (like.ndim - value.ndim)))
 
 
 def _relative_spread(a: Array, b: Array, axes: int) -> Array:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 
-from diffnum import _problems, grids, oracles, paths, schedules, solvers
+from diffnum import _problems, grids, oracles, paths, samplers, schedules, solvers
 from diffnum.convergence import (
     Moments,
     OrderError,
@@ -1171,6 +1171,98 @@ def test_defaults_of_the_check():
     with pytest.raises(OrderError, match="on gaussian-vp"):
         check_sampler(still, order=1, weak=True)
     assert seen[-1] == (16, 3)
+
+
+CAUSES = {"steps": (12, 24, 48), "kinds": ("karras",)}
+
+
+def test_what_was_seen_of_a_run_comes_before_guesses():
+    """Each failed check names what the runs themselves show: dtype, noise of its own, no noise, NaN, sigma alone."""
+
+    def single(denoise, x, path):
+        return present_alpha(denoise, x, path).astype(np.float32)
+
+    with pytest.raises(
+        OrderError, match=r"Likely cause: the result is float32, .*jax_enable_x64\)\. If .* does not fall"
+    ):
+        check_sampler(single, order=1, **CAUSES)
+    with pytest.raises(OrderError) as caught:
+        check_sampler(present_alpha, order=1, **CAUSES)
+    message = str(caught.value)
+    assert "Likely cause: the error does not fall" in message, "float64, and no noise"
+    for part in ("wrong sign or constant factor", "problem='mixture-ve'", "a wrong noise variance"):
+        assert part in message
+    source = np.random.default_rng(0)
+
+    def own_noise(denoise, x, path):
+        return ancestral_by_hand(denoise, x, path, lambda row, like: source.standard_normal(like.shape))
+
+    with pytest.raises(OrderError, match=r"Likely cause: two runs differ, so it draws noise of its own: .* weak=True"):
+        check_sampler(own_noise, order=1, **CAUSES)
+    with pytest.raises(ValueError, match="all of its noise from rng"):
+        check_sampler(own_noise, order=1, weak=True, **CAUSES)
+
+    def silent(denoise, x, path, rng):
+        return ancestral_by_hand(denoise, x, path, lambda row, like: 0.0 * like)
+
+    with pytest.raises(OrderError, match="Likely cause: it drew nothing from rng"):
+        check_sampler(silent, order=1, weak=True, **CAUSES)
+
+    def loud(denoise, x, path, rng):
+        return ancestral_by_hand(denoise, x, path, lambda row, like: 1.5 * rng(row, like))
+
+    with pytest.raises(OrderError, match="Likely cause: the error does not fall"):
+        check_sampler(loud, order=1, weak=True, **CAUSES)
+    with pytest.raises(OrderError, match=r"3 of 3 errors are not finite[^\0]*no result is finite, whatever the number"):
+        check_sampler(lambda denoise, x, path: x * math.nan, order=1, **CAUSES)
+    for wrong, cause in ((-1.0, "a wrong sign or constant factor"), (1.5, "a wrong sign or constant factor")):
+        with pytest.raises(OrderError, match=cause):
+            check_sampler(lambda denoise, x, path, c=wrong: solvers.ab2(lambda y, l: c * denoise(y, l), x, path), order=2, **CAUSES)  # fmt: skip  # noqa: E501, E741
+
+
+def test_the_repeated_run_is_the_coarsest_of_a_failed_grid():
+    seen = []
+
+    def sampler(denoise, x, path):
+        seen.append(path.steps)
+        return problems("mixture-vp")[0].reference + 1.0
+
+    with pytest.raises(OrderError):
+        check_sampler(sampler, order=1, **CAUSES)
+    assert seen == [12, 24, 48, 12, 12]
+
+
+def test_noise_is_checked_as_such():
+    def ancestral(denoise, x, path, rng):
+        return ancestral_by_hand(denoise, x, path, rng)
+
+    with pytest.raises(TypeError, match="sampler must not require rng where weak is False, got ancestral; weak=True"):
+        check_sampler(ancestral, order=1)
+    with pytest.raises(ValueError, match=r"path must be an ODE path where weak is False, got x0.*; weak=True"):
+        check_sampler(solvers.ab1, order=1, path=lambda schedule, t: paths.x0(schedule, t, eta=1.0))
+
+
+def test_entries_of_the_registry_are_samplers():
+    entry = samplers.SAMPLERS["dpmpp_2m"]
+    studies = check_sampler(entry, order=2, **CAUSES | {"steps": STEPS})
+    by_hand = check_sampler(
+        lambda denoise, x, path: solvers.solve(denoise, x, entry.method(path)), order=2, path=entry.path,
+        **CAUSES | {"steps": STEPS},
+    )  # fmt: skip
+    assert studies == by_hand
+    check_sampler(samplers.SAMPLERS["ddpm"], order=1, weak=True, **CAUSES | {"steps": STEPS})
+    check_sampler(samplers.SAMPLERS["sde_dpmpp_2m"], order=2, weak=True, **CAUSES | {"steps": STEPS})
+    with pytest.raises(OrderError, match=r"DPM-Solver\+\+\(2M\) claims order 3"):
+        check_sampler(entry, order=3, **CAUSES)
+    with pytest.raises(ValueError, match=r"path must be an ODE path .* weak=True"):
+        check_sampler(samplers.SAMPLERS["ddpm"], order=1)
+
+
+def test_no_negative_zero_is_printed():
+    text = str(measured(1.0, 1.0 + 1e-9, 1.0 + 2e-9, 1.0 + 3e-9, steps=(1, 2, 4, 8)))
+    assert "-0.000" not in text
+    assert "order 0.000" in text
+    assert " -0.001" in str(measured(1.0, 2.0**0.001, 2.0**0.002, 2.0**0.003, steps=(1, 2, 4, 8)))
 
 
 @pytest.mark.parametrize("order", [0, -1, 1.5, True, "2"])

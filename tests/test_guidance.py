@@ -83,9 +83,48 @@ def test_guidance_is_the_formula():
     assert np.array_equal(guidance.classifier_free(C.denoise, U.denoise, 1.0)(X, LEVEL), C.denoise(X, LEVEL))
     # the other convention in use counts from the conditional one
     assert np.abs(written_out(W + 1.0, X, LEVEL) - GUIDED(X, LEVEL)).max() > 0.1
-    each = np.arange(5.0)[:, None]
-    rows = [guidance.classifier_free(C.denoise, U.denoise, float(w))(X, LEVEL)[i] for i, w in enumerate(each[:, 0])]
-    np.testing.assert_allclose(guidance.classifier_free(C.denoise, U.denoise, each)(X, LEVEL), rows, atol=SAME)
+    each = np.arange(5.0)
+    rows = [guidance.classifier_free(C.denoise, U.denoise, float(w))(X, LEVEL)[i] for i, w in enumerate(each)]
+    for scale in (each, each[:, None], each.tolist()):
+        found = guidance.classifier_free(C.denoise, U.denoise, scale=scale)(X, LEVEL)
+        np.testing.assert_allclose(found, rows, atol=SAME)
+
+
+def test_scales_belong_to_samples_even_where_components_are_as_many():
+    x = np.random.default_rng(4).normal(size=(3, 3, 2))
+    scale = np.array([0.0, 2.0, 5.0])
+    found = guidance.classifier_free(smooth, other, scale)(x, LEVEL)
+    by_hand = [w * smooth(x[i], LEVEL) + (1.0 - w) * other(x[i], LEVEL) for i, w in enumerate(scale)]
+    np.testing.assert_allclose(found, by_hand, atol=SAME)
+    along_the_features = other(x, LEVEL) + scale[:, None] * (smooth(x, LEVEL) - other(x, LEVEL))
+    assert np.abs(along_the_features - found).max() > 0.1
+
+
+def test_nothing_may_enlarge_the_state():
+    x = np.zeros((2, 3))
+    for scale in (np.ones(3), np.ones((1, 2, 3)), np.ones((2, 4)), np.ones(4)):
+        with pytest.raises(ValueError, match=r"scale must have one entry, or the first axes of x of shape \(2, 3\)"):
+            guidance.classifier_free(smooth, other, scale)(x, LEVEL)
+    wrong = {
+        r"got shape \(1, 2, 3\)": lambda x, level: x[None],
+        r"got shape \(3,\)": lambda x, level: x[0],
+        "got list": lambda x, level: x.tolist(),
+        "got NoneType": lambda x, level: None,
+    }
+    for got, bad in wrong.items():
+        for name, denoise in (
+            ("conditional", guidance.classifier_free(bad, other, W)),
+            ("unconditional", guidance.classifier_free(smooth, bad, W)),
+            ("denoise", guidance.clip(bad)),
+            ("denoise", guidance.dynamic_threshold(bad)),
+        ):
+            with pytest.raises(ValueError, match=rf"^{name} must return an array of the shape of x, \(2, 3\), {got}"):
+                denoise(x, LEVEL)
+    several = Level(*(np.full(3, part) for part in LEVEL))
+    with pytest.raises(ValueError, match=r"level must have one entry, or the first axes of x .* got shape \(3,\)"):
+        guidance.noise_to(x, several, rng=np.random.default_rng(0))
+    with pytest.raises(ValueError, match="level must have one entry"):
+        guidance.classifier_free(smooth, lambda x, level: 0.0 * x, W, interval=(-9.0, 9.0))(x, several)
 
 
 @pytest.mark.claim("guidance-affine")
@@ -420,7 +459,7 @@ def test_noise_to_draws_normals():
 
 WRAPPERS = {
     "guided": lambda c, u: guidance.classifier_free(c, u, W),
-    "array scale": lambda c, u: guidance.classifier_free(c, u, np.arange(5.0)[:, None]),
+    "array scale": lambda c, u: guidance.classifier_free(c, u, np.arange(5.0)),
     "limited": lambda c, u: guidance.classifier_free(c, u, W, interval=(LOW, HIGH)),
     "rescaled": lambda c, u: guidance.classifier_free(c, u, W, rescale=0.5),
     "clip": lambda c, u: guidance.clip(guidance.classifier_free(c, u, W), -0.4, 0.5),

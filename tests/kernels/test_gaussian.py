@@ -295,11 +295,11 @@ def test_moments_of_samples():
         asked.append(row)
         return z
 
-    draw = kernel.sample(given_z, x_t, x_0, row=3)
+    draw = kernel.sample(x_t, x_0, rng=given_z, row=3)
     assert asked == [3]
     np.testing.assert_array_equal(kernel.mean(x_t, x_0), kernel.weights[0] * x_t + kernel.weights[1] * x_0)
     np.testing.assert_allclose(draw, kernel.mean(x_t, x_0) + kernel.std * z, rtol=ROUNDING)
-    many = kernel.sample(np.random.default_rng(0), np.full(100_000, 0.4), np.full(100_000, 1.0))
+    many = kernel.sample(np.full(100_000, 0.4), np.full(100_000, 1.0), rng=np.random.default_rng(0))
     assert many.mean() == pytest.approx(kernel.mean(x_t, x_0)[0], abs=4 * kernel.std / math.sqrt(1e5))
     assert many.std() == pytest.approx(kernel.std, rel=4 / math.sqrt(2e5))
 
@@ -312,24 +312,40 @@ def test_a_chain_of_draws_has_the_law_of_the_oracle():
     x, n = data.sample(rng, 200_000), 200_000
     _, s, t = three("flow")
     for a, b in itertools.pairwise((CLEAN, s, t)):
-        x = gaussian.forward(a, b).sample(rng, x)
+        x = gaussian.forward(a, b).sample(x, rng=rng)
     mean, second = 0.3 * -1.0 + 0.7 * 0.8, 0.3 * (1 + 0.09) + 0.7 * (0.64 + 0.16)
     std = math.sqrt(t.alpha**2 * (second - mean**2) + t.sigma**2)
     assert x.mean() == pytest.approx(t.alpha * mean, abs=4 * std / math.sqrt(n))
     assert x.std() == pytest.approx(std, rel=4 / math.sqrt(2 * n))
 
 
-def test_levels_broadcast_against_points():
+def test_levels_are_aligned_on_the_first_axes():
+    """As everywhere: one level for each sample, also where samples and components are as many."""
     t = np.asarray([0.2, 0.5, 0.9])
-    s = FLOW.level(0.5 * t)
-    kernel = gaussian.forward(s, FLOW.level(t))
+    kernel = gaussian.posterior(FLOW.level(0.5 * t), FLOW.level(t))
     assert kernel.std.shape == (3,)
-    x = np.arange(6.0).reshape(2, 3)
-    assert kernel.mean(x).shape == (2, 3)
-    for n in range(3):
-        one = gaussian.forward(FLOW.level(0.5 * t[n]), FLOW.level(t[n]))
-        np.testing.assert_array_equal(kernel.mean(x)[:, n], one.mean(x[:, n]))
-        assert kernel.std[n] == one.std
+    for shape in ((3,), (3, 3), (3, 2), (3, 2, 4)):
+        x, y = np.random.default_rng(0).normal(size=(2, *shape))
+        z = np.random.default_rng(1).normal(size=shape)
+        draw = kernel.sample(x, y, rng=lambda row, like, z=z: z)
+        for n in range(3):
+            one = gaussian.posterior(FLOW.level(0.5 * t[n]), FLOW.level(t[n]))
+            np.testing.assert_allclose(kernel.mean(x, y)[n], one.mean(x[n], y[n]), rtol=ROUNDING)
+            np.testing.assert_allclose(draw[n], one.mean(x[n], y[n]) + one.std * z[n], rtol=4 * ROUNDING)
+    x = np.random.default_rng(2).normal(size=(3, 3))
+    assert np.abs(kernel.weights[0] * x + kernel.weights[1] * x - kernel.mean(x, x)).max() > MISTAKE
+    # axes that are there stay, one point serves many levels, and so does one data set for all
+    column = gaussian.posterior(FLOW.level(0.5 * t[:, None]), FLOW.level(t[:, None]))
+    np.testing.assert_array_equal(column.mean(x, x), kernel.mean(x, x))
+    np.testing.assert_array_equal(
+        kernel.mean(np.asarray(0.3), np.asarray(0.1)), kernel.mean(*np.full((2, 3), [[0.3], [0.1]]))
+    )
+    np.testing.assert_array_equal(kernel.mean(x, np.ones((1, 3))), kernel.mean(x, np.ones((3, 3))))
+    for shape in ((2, 3), (2,), (4, 3)):
+        with pytest.raises(ValueError, match=r"points must have first axes that fit .*\(3,\), .* got shape"):
+            kernel.mean(np.zeros(shape), np.zeros(shape))
+    with pytest.raises(ValueError, match="points must have first axes"):
+        column.mean(np.zeros(3), np.zeros(3))
 
 
 # -- ends -------------------------------------------------------------------------------------------------------------
@@ -407,7 +423,7 @@ def test_samples_on_each_library(backend: Backend):
     z = np.asarray([[0.3, -1.0]])
     for dtype in ("float32", "bfloat16" if backend.name in {"jax", "torch"} else "float64"):
         x = backend.asarray([[1.0, 2.0]], dtype)
-        draw = kernel.sample(lambda row, like: backend.asarray(z, "float32"), x)
+        draw = kernel.sample(x, rng=lambda row, like: backend.asarray(z, "float32"))
         assert backend.dtype(draw) == dtype
         wanted = kernel.mean(np.asarray([[1.0, 2.0]])) + kernel.std * z
         np.testing.assert_allclose(backend.numpy(draw), wanted, rtol=1e-2 if dtype == "bfloat16" else 1e-6)
@@ -418,9 +434,9 @@ def test_jax_keys_one_for_each_sample():
     kernel = gaussian.forward(FLOW.level(0.2), FLOW.level(0.7))
     x = jax.numpy.ones((3, 2))
     keys = jax.random.split(jax.random.key(0), 3)
-    whole, last = kernel.sample(keys, x), kernel.sample(keys[2:], x[2:])
+    whole, last = kernel.sample(x, rng=keys), kernel.sample(x[2:], rng=keys[2:])
     np.testing.assert_array_equal(whole[2:], last)
-    assert not np.array_equal(whole, kernel.sample(keys, x, row=1))
+    assert not np.array_equal(whole, kernel.sample(x, rng=keys, row=1))
 
 
 def test_jit_vmap_and_derivatives():
@@ -505,7 +521,7 @@ def test_as_many_points_as_weights(count):
     with pytest.raises(ValueError, match=f"points must be 2, one for each weight, got {count}"):
         kernel.mean(*points)
     with pytest.raises(ValueError, match=f"points must be 2, one for each weight, got {count}"):
-        kernel.sample(np.random.default_rng(0), *points)
+        kernel.sample(*points, rng=np.random.default_rng(0))
 
 
 def test_other_input_is_refused():
@@ -515,4 +531,27 @@ def test_other_input_is_refused():
     with pytest.raises(ValueError, match="second must have as many weights as first, 1, got 2"):
         gaussian.compose(gaussian.forward(s, t), gaussian.posterior(s, t))
     with pytest.raises(TypeError, match="rng must be"):
-        gaussian.forward(s, t).sample(7, np.zeros(2))
+        gaussian.forward(s, t).sample(np.zeros(2), rng=7)
+
+
+@pytest.mark.parametrize(
+    "alpha, sigma",
+    [(-0.5, 0.5), (0.5, -0.1), (0.0, 0.0), (math.inf, 1.0), (1.0, math.inf), (math.nan, 1.0), (1.0, math.nan)],
+)
+def test_what_is_no_level_is_refused(alpha, sigma):
+    wrong, good = Level(0.5, alpha, sigma), FLOW.level(0.5)
+    for levels, name in (((wrong, good), "s"), ((good, wrong), "t")):
+        for function in (gaussian.forward, gaussian.posterior):
+            with pytest.raises(ValueError, match=f"^{name} must have finite alpha, sigma >= 0, not both zero, got"):
+                function(*levels)
+    several = Level(0.5, np.asarray([0.5, alpha]), np.asarray([0.5, sigma]))
+    with pytest.raises(ValueError, match=r"^r must have finite alpha"):
+        gaussian.bridge(several, good, good)
+
+
+def test_only_kernels_are_composed():
+    kernel = gaussian.forward(*three("vp")[1:])
+    with pytest.raises(TypeError, match="first must be a Kernel, got NoneType"):
+        gaussian.compose(None, kernel)
+    with pytest.raises(TypeError, match="second must be a Kernel, got tuple"):
+        gaussian.compose(kernel, ((1.0,), 0.0))
