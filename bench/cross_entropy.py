@@ -2,9 +2,9 @@
 
 ``python -m bench --only cross_entropy`` measures what is installed; rivals that are not are left out.
 ``make bench-peers`` makes an environment that has them and runs this file, which prints the same table with versions.
-All processes are started first; then every round calls each method once, so that ratios within a round mean something on
-a machine whose load changes. Memory is the largest resident set during the calls, minus that before them and minus the
-two gradients: inputs, libraries and compilers do not count. Errors are the largest of a gradient against float64,
+All processes are started first; then every round calls each method once, so that ratios within a round mean something
+on a machine whose load changes. Memory is the largest resident set during the calls, minus that before them and minus
+the two gradients: inputs, libraries and compilers do not count. Errors are the largest of a gradient against float64,
 relative to its largest entry.
 """
 

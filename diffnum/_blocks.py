@@ -17,11 +17,11 @@ __all__ = ["BUDGET", "VOCABULARY_BLOCK", "Blocks", "choose_blocks", "over", "rag
 
 Array = Any
 
-BUDGET = 2**26
+BUDGET = 2**27
 """Bytes that an automatic block of logits may take."""
 
-VOCABULARY_BLOCK = 4096
-"""Columns of an automatic block: a few megabytes of weights, which a cache of the last level holds."""
+VOCABULARY_BLOCK = 1024
+"""Classes of an automatic block: two megabytes of logits of 512 tokens, which a cache of the second level holds."""
 
 TOKEN_BLOCK = 1024
 """Most tokens of an automatic block, where whole rows of logits are not kept."""
@@ -75,8 +75,10 @@ def choose_blocks(chunk: Any, tokens: int, vocabulary: int, itemsize: int, *, wh
     rows = sizes[0]
     if rows == 0:
         wide = max(1, BUDGET // (itemsize * max(vocabulary if whole_rows else columns, 1)))
-        rows = wide if whole_rows else min(wide, TOKEN_BLOCK)
-        rows -= rows % 64 if rows > 64 else 0
+        wide = wide if whole_rows else min(wide, TOKEN_BLOCK)
+        # as many blocks as that makes, but of one size, in whole groups of 64
+        rows = -(-tokens // -(-tokens // wide)) if tokens > wide else wide
+        rows = min(rows + -rows % 64, wide - wide % 64) if wide > 64 else wide
     return Blocks(min(rows, max(tokens, 1)), columns)
 
 

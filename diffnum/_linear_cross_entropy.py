@@ -6,7 +6,8 @@ largest class. `gradients` takes the coefficients of those in a loss and returns
 and bias. `statistics_and_gradients` does both for a block of tokens before it goes on, and so computes each logit once.
 
 Conventions: hidden states (N, d), weight (V, d); V may be a shard of a larger vocabulary, whose first class has number
-`offset` and of which the first `valid` classes exist. The scale of the logits is left out of the gradients of hidden
+`offset` and of which the first `valid` classes exist. Blocks of logits have the shape (classes, tokens): maxima and
+sums over classes then run along whole rows of memory. The scale of the logits is left out of the gradients of hidden
 states and bias, from which the caller makes that of the scale. Equations: :doc:`/cross_entropy`.
 """
 
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 
 from . import _backend
 from ._blocks import Blocks, over
-from .logsumexp import Accumulator, update
 
 __all__ = [
     "Coefficients",
@@ -168,18 +168,18 @@ def logits(layer: Layer, inputs: Inputs, valid: Array | None, hidden: Array, col
     Returns
     -------
     array
-        Shape (n, columns), a temporary of the caller.
+        Shape (columns, n), a temporary of the caller.
     """
     weight = _backend.slice_axis(inputs.weight, *columns, 0)
-    z = _backend.matmul(hidden, weight.T, layer.dtype)
+    z = _backend.matmul(weight, hidden.T, layer.dtype)
     xp = _backend.namespace(z)
     if inputs.bias is not None:
-        z += _backend.cast(_backend.slice_axis(inputs.bias, *columns, 0), layer.dtype)
+        z += _backend.cast(_backend.slice_axis(inputs.bias, *columns, 0), layer.dtype)[:, None]
     z = _scale(layer, inputs, z)
     if layer.softcap is not None:
         z = layer.softcap * xp.tanh(z / layer.softcap)
     if valid is not None:
-        z = xp.where(_numbers(columns, valid) < valid, z, -math.inf)
+        z = xp.where((_numbers(columns, valid) < valid)[:, None], z, -math.inf)
     return z
 
 
@@ -203,7 +203,7 @@ def statistics(layer: Layer, inputs: Inputs, constants: Constants) -> Statistics
     tokens = inputs.hidden.shape[0]
 
     def block(found: Statistics, row: Any, rows: int) -> Statistics:
-        return Statistics(*_store(found, row, _of_tokens(layer, inputs, constants, (row, rows), None)[0]))
+        return Statistics(*_store(found, row, _of_tokens(layer, inputs, constants, (row, rows))[0]))
 
     start = _empty(layer, constants, inputs.hidden, (0, tokens))
     return Statistics(*over(tokens, layer.blocks.tokens, block, start, inputs.hidden))
@@ -224,20 +224,20 @@ def statistics_and_logits(layer: Layer, inputs: Inputs, constants: Constants) ->
     Returns
     -------
     tuple
-        Statistics, and an array of shape (N, V).
+        Statistics, and an array of shape (V, N).
     """
     tokens, vocabulary = inputs.hidden.shape[0], inputs.weight.shape[0]
     xp = _backend.namespace(inputs.hidden)
 
     def block(carry: Any, row: Any, rows: int) -> Any:
         found, kept = carry
-        z = _backend.filled(inputs.hidden, (rows, vocabulary), 0.0, layer.dtype)
-        part, z = _of_tokens(layer, inputs, constants, (row, rows), z)
-        z = xp.maximum(z - part.max[:, None], xp.asarray(float(xp.finfo(xp.float16).min), dtype=layer.dtype))
-        return Statistics(*_store(found, row, part)), _backend.write(kept, row, xp.astype(z, xp.float16))
+        z = _backend.workspace(inputs.hidden, (vocabulary, rows), layer.dtype)
+        part, (z, _) = _of_tokens(layer, inputs, constants, (row, rows), (z, None))
+        z = xp.maximum(z - part.max[None, :], xp.asarray(float(xp.finfo(xp.float16).min), dtype=layer.dtype))
+        return Statistics(*_store(found, row, part)), _backend.write(kept, row, xp.astype(z, xp.float16), 1)
 
     start = _empty(layer, constants, inputs.hidden, (0, tokens))
-    kept = _backend.filled(inputs.hidden, (tokens, vocabulary), 0.0, xp.float16)
+    kept = _backend.workspace(inputs.hidden, (vocabulary, tokens), xp.float16)
     found, kept = over(tokens, layer.blocks.tokens, block, (start, kept), inputs.hidden)
     return Statistics(*found), kept
 
@@ -272,7 +272,7 @@ def gradients(
     wanted : tuple of bool
         For hidden states, weight and bias: which to compute.
     kept : array or None, optional
-        Logits minus the maximum, shape (N, V), in any precision.
+        Logits minus the maximum, shape (V, N), in any precision.
     partial : bool, optional
         Whether the result is to be summed further, so that the weight's stays in the dtype of sums.
 
@@ -295,19 +295,22 @@ def gradients(
             h = _tokens(layer, inputs, constants, (row, rows))
             if kept is None:
                 z = logits(layer, inputs, constants.valid, h, (column, columns))
-                z -= _backend.slice_axis(found.max, row, rows, 0)[:, None]
+                z -= _backend.slice_axis(found.max, row, rows, 0)[None, :]
             else:
-                z = _backend.slice_axis(_backend.slice_axis(kept, row, rows, 0), column, columns, 1)
+                z = _backend.slice_axis(_backend.slice_axis(kept, row, rows, 1), column, columns, 0)
                 z = xp.astype(z, layer.dtype)
-            part = _cut((found, coefficients), row, rows)
-            g = _pull_back(layer, constants, z, *part, rows=(row, rows), columns=(column, columns))
+            part, pull = _cut((found, coefficients), row, rows)
+            slope = _slope(layer, z, part.max)
+            e = _backend.exp_of_temporary(z)
+            where = {"rows": (row, rows), "columns": (column, columns)}
+            g = _pull_back(layer, constants, e, pull, slope=slope, factor=_factor(pull, part), **where)
             if wanted[0]:
                 w = _backend.slice_axis(weight, column, columns, 0)
-                of_hidden = _backend.add_rows(of_hidden, row, _backend.matmul(g, w, layer.dtype))
+                of_hidden = _backend.add_rows(of_hidden, row, _backend.matmul(g.T, w, layer.dtype))
             if wanted[1]:
-                of_weight = of_weight + _scale(layer, inputs, _backend.matmul(g.T, h, layer.dtype))
+                of_weight = of_weight + _scale(layer, inputs, _backend.matmul(g, h, layer.dtype))
             if wanted[2]:
-                of_bias = of_bias + xp.sum(g, axis=0)
+                of_bias = of_bias + xp.sum(g, axis=1)
             return of_hidden, of_weight, of_bias
 
         of_hidden, of_weight, of_bias = carry
@@ -340,7 +343,10 @@ def statistics_and_gradients(
     wanted: tuple[bool, bool, bool],
     record: Callable[[Statistics], tuple[Array | None, ...]],
 ) -> tuple[tuple[Array | None, ...], tuple[Array | None, Array | None, Array | None]]:
-    """Statistics and gradients in one sweep of three products; the logits of a block of tokens are kept meanwhile.
+    """Statistics and gradients in one sweep of three products.
+
+    Of a block of tokens, exponentials relative to the maximum so far are kept until the sum is known, or logits where
+    the slope of a soft-cap needs them.
 
     Parameters
     ----------
@@ -365,26 +371,42 @@ def statistics_and_gradients(
     hidden, weight, bias, _ = inputs
     xp = _backend.namespace(hidden)
     tokens, vocabulary = hidden.shape[0], weight.shape[0]
+    size = layer.blocks.vocabulary
+
+    def memory(rows: int) -> tuple[Array, Array | None]:
+        tops = _backend.workspace(hidden, (-(-vocabulary // size), rows), layer.dtype)
+        return _backend.workspace(hidden, (vocabulary, rows), layer.dtype), None if layer.softcap else tops
+
+    own = None if _backend.is_jax(hidden) else memory(layer.blocks.tokens)
 
     def block(carry: Any, row: Any, rows: int) -> Any:
         found, of_hidden, of_weight, of_bias = carry
-        z = _backend.filled(hidden, (rows, vocabulary), 0.0, layer.dtype)
-        part, z = _of_tokens(layer, inputs, constants, (row, rows), z)
+        z, tops = memory(rows) if own is None else (None if a is None else a[:, :rows] for a in own)
+        part, (z, tops) = _of_tokens(layer, inputs, constants, (row, rows), (z, tops))
         pull = coefficients(part, row, rows)
-        h = _tokens(layer, inputs, constants, (row, rows))
+        h, factor = _tokens(layer, inputs, constants, (row, rows)), _factor(pull, part)
 
         def classes(carry: Any, column: Any, columns: int) -> Any:
             of_rows, of_weight, of_bias = carry
-            centred = _backend.slice_axis(z, column, columns, 1) - part.max[:, None]
-            g = _pull_back(layer, constants, centred, part, pull, rows=(row, rows), columns=(column, columns))
+            e, slope, share = _backend.slice_axis(z, column, columns, 0), None, factor
+            if tops is None:
+                e -= part.max[None, :]
+                slope = _slope(layer, e, part.max)
+                e = _backend.exp_of_temporary(e)
+            else:
+                top = _backend.slice_axis(tops, _number_of(column, size), 1, 0)[0, :]
+                share = factor * xp.exp(top - part.max)
+            where = {"rows": (row, rows), "columns": (column, columns)}
+            g = _pull_back(layer, constants, e, pull, slope=slope, factor=share, **where)
             if wanted[0]:
-                of_rows = of_rows + _backend.matmul(g, _backend.slice_axis(weight, column, columns, 0), layer.dtype)
+                w = _backend.slice_axis(weight, column, columns, 0)
+                of_rows = of_rows + _backend.matmul(g.T, w, layer.dtype)
             if wanted[1]:
                 of_weight = _backend.add_rows(
-                    of_weight, column, _scale(layer, inputs, _backend.matmul(g.T, h, layer.dtype))
+                    of_weight, column, _scale(layer, inputs, _backend.matmul(g, h, layer.dtype))
                 )
             if wanted[2]:
-                of_bias = _backend.add_rows(of_bias, column, xp.sum(g, axis=0))
+                of_bias = _backend.add_rows(of_bias, column, xp.sum(g, axis=1))
             return of_rows, of_weight, of_bias
 
         start = zeros((rows, hidden.shape[1])) if wanted[0] else None
@@ -409,67 +431,95 @@ def statistics_and_gradients(
 
 
 def _of_tokens(
-    layer: Layer, inputs: Inputs, constants: Constants, rows: tuple[Any, int], kept: Array | None
-) -> tuple[Statistics, Array | None]:
-    """Statistics of a block of tokens, whose logits are written to `kept` if that is there."""
+    layer: Layer,
+    inputs: Inputs,
+    constants: Constants,
+    rows: tuple[Any, int],
+    kept: tuple[Array | None, Array | None] = (None, None),
+) -> tuple[Statistics, tuple[Array | None, Array | None]]:
+    """Statistics of a block of tokens.
+
+    `kept` is memory for all logits, or for all exponentials and the maxima to which those of each block are relative.
+    """
     targets, hidden = _backend.slice_axis(constants.targets, *rows, 0), _tokens(layer, inputs, constants, rows)
     xp = _backend.namespace(inputs.hidden)
 
     def classes(carry: Any, column: Any, columns: int) -> Any:
-        state, kept = carry
+        found, mass, (memory, tops) = carry
         z = logits(layer, inputs, constants.valid, hidden, (column, columns))
-        if kept is not None:
-            kept = _backend.write(kept, column, z, 1)
+        if memory is not None and tops is None:
+            memory = _backend.write(memory, column, z)
         place = targets - column if constants.offset is None else targets - constants.offset - column
         inside = (place >= 0) & (place < columns)
-        chosen = xp.take_along_axis(z, xp.where(inside, place, 0)[:, None], axis=1)[:, 0]
-        found = state[0]
-        joined = update(Accumulator(found.max, found.sum), z)
-        deviation, top = found.deviation, found.top
+        chosen = xp.take_along_axis(z, xp.where(inside, place, 0)[None, :], axis=0)[0, :]
+        picked = xp.where(inside, chosen, found.picked)
+        # the value does not depend on the shift, so no derivative passes through it
+        largest = xp.max(_backend.constant(z), axis=0)
+        peak = xp.maximum(found.max, largest)
+        top, deviation = found.top, found.deviation
+        if top is not None:
+            first = xp.astype(xp.argmax(z, axis=0), top.dtype) + column
+            first = first if constants.offset is None else first + constants.offset
+            top = xp.where(largest > found.max, xp.astype(first, top.dtype), top)
+        z = _backend.difference(z, peak[None, :])
         if deviation is not None:
             weights = _class_weights(layer, constants, (column, columns), z)
-            fall = xp.where(weights == 0.0, 0.0, z - joined.max[:, None]) @ weights
-            deviation = deviation + (found.max - joined.max) * state[1] + fall
-            state = (found, state[1] + xp.sum(weights))
-        if top is not None:
-            first = xp.astype(xp.argmax(z, axis=1), top.dtype) + column
-            first = first if constants.offset is None else first + constants.offset
-            top = xp.where(xp.max(z, axis=1) > found.max, xp.astype(first, top.dtype), top)
-        picked = xp.where(inside, chosen, found.picked)
-        return (Statistics(joined.max, joined.sum, picked, deviation, top), state[1]), kept
+            fall = weights @ xp.where((weights == 0.0)[:, None], 0.0, z)
+            deviation = deviation + (found.max - peak) * mass + fall
+            mass = mass + xp.sum(weights)
+        e = _backend.exp_of_temporary(z)
+        total = found.sum * xp.exp(found.max - peak) + _backend.sum_of_rows(e)
+        if memory is not None and tops is not None:
+            memory = _backend.write(memory, column, e)
+            tops = _backend.write(tops, _number_of(column, layer.blocks.vocabulary), peak[None, :])
+        return Statistics(peak, total, picked, deviation, top), mass, (memory, tops)
 
     start = _empty(layer, constants, inputs.hidden, rows)
     before = _backend.filled(inputs.hidden, (), 0.0, layer.dtype)
-    (found, _), kept = over(
-        inputs.weight.shape[0], layer.blocks.vocabulary, classes, ((start, before), kept), inputs.hidden
+    found, _, kept = over(
+        inputs.weight.shape[0], layer.blocks.vocabulary, classes, (start, before, kept), inputs.hidden
     )
     return Statistics(*found), kept
+
+
+def _number_of(column: Any, size: int) -> Any:
+    """Number of the block of classes that begins at `column`, of which the first may be short."""
+    return (column + size - 1) // size
+
+
+def _factor(pull: Coefficients, found: Statistics) -> Array:
+    """What an exponential relative to the maximum is multiplied by in the gradient."""
+    # a softmax over no classes does not exist, and its gradient is NaN
+    return pull.total / _backend.namespace(found.sum).where(found.sum == 0, math.nan, found.sum)
+
+
+def _slope(layer: Layer, centred: Array, peak: Array) -> Array | None:
+    """Slope of the soft-cap at logits that are `centred` plus `peak`; None without one."""
+    if layer.softcap is None:
+        return None
+    xp = _backend.namespace(centred)
+    # an absent class has the logit -inf and no softmax: any finite slope will do
+    bounded = xp.maximum(centred + peak[None, :], xp.asarray(-layer.softcap, dtype=layer.dtype))
+    return 1.0 - (bounded / layer.softcap) ** 2
 
 
 def _pull_back(
     layer: Layer,
     constants: Constants,
-    centred: Array,
-    found: Statistics,
+    e: Array,
     pull: Coefficients,
     *,
+    slope: Array | None,
+    factor: Array,
     rows: tuple[Any, int],
     columns: tuple[Any, int],
 ) -> Array:
-    """Gradient for the logits before soft-cap and scale; `centred` is overwritten where that is possible."""
-    xp = _backend.namespace(centred)
-    slope = None
-    if layer.softcap is not None:
-        # an absent class has the logit -inf and no softmax: any finite slope will do
-        bounded = xp.maximum(centred + found.max[:, None], xp.asarray(-layer.softcap, dtype=layer.dtype))
-        slope = 1.0 - (bounded / layer.softcap) ** 2
-    g = _backend.exp_of_temporary(centred)
-    # a softmax over no classes does not exist, and its gradient is NaN
-    g *= (pull.total / xp.where(found.sum == 0, math.nan, found.sum))[:, None]
+    """Gradient for the logits before soft-cap and scale from exponentials `e`, which are overwritten if possible."""
+    e *= factor[None, :]
     if pull.spread is not None:
-        g -= pull.spread[:, None] * _class_weights(layer, constants, columns, g)
+        e -= pull.spread[None, :] * _class_weights(layer, constants, columns, e)[:, None]
     targets = _backend.slice_axis(constants.targets, *rows, 0) - columns[0]
-    g = _backend.subtract_at(g, targets if constants.offset is None else targets - constants.offset, pull.target)
+    g = _backend.subtract_at(e, targets if constants.offset is None else targets - constants.offset, pull.target)
     return g if slope is None else g * slope
 
 

@@ -86,7 +86,7 @@ def softmax_embed(
         h = _backend.slice_axis(inputs.hidden, row, rows, 0)
 
         def classes(state: Any, column: Any, columns: int) -> Any:
-            z = logits(layer, inputs, None, h, (column, columns))
+            z = logits(layer, inputs, None, h, (column, columns)).T
             return update(state, z, _backend.slice_axis(inputs.weight, column, columns, 0))
 
         empty = start(_backend.filled(inputs.hidden, rows, 0.0, layer.dtype), features=inputs.weight.shape[1])
@@ -147,7 +147,7 @@ def entropy(
 
         def classes(state: Any, column: Any, columns: int) -> Any:
             peak, total, moment = state
-            z = logits(layer, inputs, None, h, (column, columns))
+            z = logits(layer, inputs, None, h, (column, columns)).T
             top = xp.maximum(peak, xp.max(_backend.constant(z), axis=1))
             fall = xp.where(z == -math.inf, xp.zeros_like(z), z - top[:, None])
             e = xp.where(z == -math.inf, xp.zeros_like(z), xp.exp(fall))
@@ -277,7 +277,7 @@ def top_k(
 
         def classes(carry: Any, column: Any, columns: int) -> Any:
             state, values, numbers = carry
-            z = logits(layer, inputs, None, h, (column, columns))
+            z = logits(layer, inputs, None, h, (column, columns)).T
             here = xp.astype(xp.arange(columns), integer) + column
             here = xp.broadcast_to(xp.astype(_backend.beside(here, numbers), integer)[None, :], (rows, columns))
             values, places = _backend.top_k(xp.concat([values, z], axis=1), count)
@@ -329,7 +329,7 @@ def sample(
     bias, softcap, logit_scale : optional
         As in `linear_cross_entropy`. The inverse of a temperature is a scale.
     chunk : int or None, optional
-        Classes handled at a time; all hidden states are handled at once. None keeps a block within 64 MiB.
+        Classes handled at a time; all hidden states are handled at once. None keeps a block within 128 MiB.
 
     Returns
     -------
@@ -363,7 +363,7 @@ def sample(
 
     def classes(state: Any, column: Any, columns: int) -> Any:
         peak, total, chosen, draw = state
-        z = logits(layer, inputs, None, inputs.hidden, (column, columns))
+        z = logits(layer, inputs, None, inputs.hidden, (column, columns)).T
         top = xp.maximum(peak, xp.max(z, axis=1))
         sums = [xp.exp(z - top[:, None])]
         pad = _backend.filled(inputs.hidden, (tokens, 2**levels - columns), 0.0, layer.dtype)

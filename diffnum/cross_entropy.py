@@ -124,7 +124,7 @@ def linear_cross_entropy(
     reduction : {"mean", "sum", "none"}, optional
         "mean" divides by the sum of the weights ``token_weight * class_weight[target]`` of the counted tokens.
     chunk : int, (int, int) or None, optional
-        Tokens, or (tokens, classes), handled at a time, >= 1. None keeps a block of logits within 64 MiB.
+        Tokens, or (tokens, classes), handled at a time, >= 1. None keeps a block of logits within 128 MiB.
     accumulate : {"float32", "float64"} or None, optional
         dtype of logits, statistics, loss and accumulated gradients. None: that of the inputs, float32 at least.
     save : {"gradients", "logits", "nothing"}, optional

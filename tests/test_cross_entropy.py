@@ -738,12 +738,17 @@ def test_blocks_cover_the_axis_once_and_in_order(count: int, size: int) -> None:
 
 
 def test_automatic_blocks() -> None:
-    assert choose_blocks(None, 2048, 50257, 4, whole_rows=True) == Blocks(320, 4096)
-    assert choose_blocks(None, 2048, 50257, 4, whole_rows=False) == Blocks(1024, 4096)
+    assert choose_blocks(None, 2048, 50257, 4, whole_rows=True) == Blocks(512, 1024)
+    assert choose_blocks(None, 2048, 50257, 8, whole_rows=True) == Blocks(320, 1024)  # 293 in seven equal blocks
+    assert choose_blocks(None, 667, 50257, 4, whole_rows=True) == Blocks(640, 1024)  # 667 would fit
+    assert choose_blocks(None, 640, 50257, 4, whole_rows=True) == Blocks(640, 1024)
+    assert choose_blocks(None, 2048, 50257, 4, whole_rows=False) == Blocks(1024, 1024)
+    assert choose_blocks(None, 2049, 50257, 4, whole_rows=False) == Blocks(704, 1024)
     assert choose_blocks(None, 5, 3, 8, whole_rows=True) == Blocks(5, 3)
-    assert choose_blocks(None, 2048, 10**9, 4, whole_rows=True) == Blocks(1, 4096)
-    assert choose_blocks(None, 10**6, 300_000, 4, whole_rows=True) == Blocks(55, 4096)
-    assert choose_blocks(7, 2048, 50257, 4, whole_rows=False) == Blocks(7, 4096)
+    assert choose_blocks(None, 2048, 10**9, 4, whole_rows=True) == Blocks(1, 1024)
+    assert choose_blocks(None, 10**6, 600_000, 4, whole_rows=True) == Blocks(55, 1024)
+    assert choose_blocks(None, 0, 50257, 4, whole_rows=True) == Blocks(1, 1024)
+    assert choose_blocks(7, 2048, 50257, 4, whole_rows=False) == Blocks(7, 1024)
     assert choose_blocks((7, 9), 5, 50257, 4, whole_rows=True) == Blocks(5, 9)
 
 
@@ -1355,7 +1360,7 @@ def test_padding_of_any_kind_is_ignored(filling: float, save: str, library: Back
 
 
 def test_padding_is_ignored_by_derivatives() -> None:
-    """Forward and reverse mode of JAX, and PyTorch: zero times NaN is NaN, so the argument is masked, not the result."""
+    """Forward and reverse mode of JAX, and PyTorch: 0 times NaN is NaN, so the argument is masked."""
     jax = pytest.importorskip("jax")
     call = example()
     _, truth = linear_cross_entropy_and_grad(*split(call)[0], **split(call)[1])
@@ -1435,7 +1440,7 @@ def test_no_class_that_is_possible(library: Backend) -> None:
 def test_a_scale_that_is_no_number(wrong: float, library: Backend) -> None:
     arrays = library.asarray(np.eye(2)), library.asarray(np.ones((3, 2))), library.asarray(np.array([1, 0]), None)
     for scale in (wrong, library.asarray(wrong)):
-        with pytest.raises(ValueError, match="logit_scale must be a finite number, got (inf|-inf|nan)"):
+        with pytest.raises(ValueError, match=r"logit_scale must be a finite number, got (inf|-inf|nan)"):
             linear_cross_entropy(*arrays, logit_scale=scale)
     with pytest.raises(ValueError, match="bias must be above -inf for some class"):
         linear_cross_entropy(*arrays, bias=library.asarray(np.full(3, -np.inf)))

@@ -36,7 +36,7 @@ from ._derivatives import differentiable, differentiate_as, join, linearised
 from ._devices import device_number, over_devices, shard
 from ._draws import add_normal, check_rng, draw_ahead, fine_uniform, normal, random_words, uniform, zeros_for
 from ._loops import add_rows, add_scaled, put, registers, scan, scratch, subtract_at, while_loop, write
-from ._matrices import settled, sum_of_rows, workspace
+from ._matrices import difference, settled, sum_of_rows, workspace
 
 __all__ = [
     "Array",
@@ -53,6 +53,7 @@ __all__ = [
     "convert",
     "copy",
     "device_number",
+    "difference",
     "differentiable",
     "differentiate_as",
     "draw_ahead",

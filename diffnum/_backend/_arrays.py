@@ -452,7 +452,7 @@ def hypot(a: Array, b: Array) -> Array:
 
 
 def exp_of_temporary(x: Array) -> Array:
-    """``exp(x)``; a NumPy `x` is overwritten, which saves a temporary of its size.
+    """``exp(x)``; `x` is overwritten by NumPy and, unless it records derivatives, by PyTorch: one temporary less.
 
     Parameters
     ----------
@@ -464,7 +464,11 @@ def exp_of_temporary(x: Array) -> Array:
     array
         The exponentials.
     """
-    return np.exp(x, out=x) if array_api_compat.is_numpy_array(x) else namespace(x).exp(x)
+    if array_api_compat.is_numpy_array(x):
+        return np.exp(x, out=x)
+    if array_api_compat.is_torch_array(x) and not x.requires_grad:
+        return x.exp_()
+    return namespace(x).exp(x)
 
 
 def matmul(a: Array, b: Array, dtype: Any) -> Array:

@@ -229,15 +229,15 @@ def add_rows(buffer: Array, start: Any, rows: Array) -> Array:
     return buffer
 
 
-def subtract_at(array: Array, columns: Array, values: Array) -> Array:
-    """`array` minus ``values[i]`` at ``[i, columns[i]]``, rows whose column is outside untouched; NumPy's in place.
+def subtract_at(array: Array, rows: Array, values: Array) -> Array:
+    """`array` minus ``values[i]`` at ``[rows[i], i]``, columns whose row is outside untouched; NumPy's in place.
 
     Parameters
     ----------
-    array : array, shape (n, c)
+    array : array, shape (c, n)
         A temporary.
-    columns : array of int, shape (n,)
-        One column for each row.
+    rows : array of int, shape (n,)
+        One row for each column.
     values : array, shape (n,)
         What to subtract.
 
@@ -246,10 +246,10 @@ def subtract_at(array: Array, columns: Array, values: Array) -> Array:
     array
         The difference.
     """
-    xp, width = namespace(array), array.shape[1]
+    xp, height = namespace(array), array.shape[0]
     if array_api_compat.is_numpy_array(array) or array_api_compat.is_torch_array(array):
-        (rows,) = xp.nonzero((columns >= 0) & (columns < width))
-        array[rows, columns[rows]] -= values[rows]
+        (columns,) = xp.nonzero((rows >= 0) & (rows < height))
+        array[rows[columns], columns] -= values[columns]
         return array
-    here = xp.arange(width, dtype=columns.dtype)[None, :] == columns[:, None]
-    return array - xp.where(here, values[:, None], xp.zeros_like(values)[:, None])
+    here = xp.arange(height, dtype=rows.dtype)[:, None] == rows[None, :]
+    return array - xp.where(here, values[None, :], xp.zeros_like(values)[None, :])

@@ -10,10 +10,31 @@ import numpy as np
 
 from ._arrays import Array, filled, is_jax, namespace
 
-__all__ = ["settled", "sum_of_rows", "workspace"]
+__all__ = ["difference", "settled", "sum_of_rows", "workspace"]
 
 _GROUP = 32
 """Rows that are added up by themselves first: the error of a sum of c rows grows as 32 + c / 32, not as c."""
+
+
+def difference(x: Array, shift: Array) -> Array:
+    """``x - shift``; `x` is overwritten where that is possible and nobody records derivatives.
+
+    Parameters
+    ----------
+    x : array
+        A temporary.
+    shift : array
+        What to subtract.
+
+    Returns
+    -------
+    array
+        The difference.
+    """
+    if getattr(x, "requires_grad", False):
+        return x - shift
+    x -= shift
+    return x
 
 
 def settled(x: Array) -> Array:
