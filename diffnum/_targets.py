@@ -304,7 +304,8 @@ def apply(x: Array, value: Array, p: Coefficient, q: Array, name: str) -> Array:
     x = asfloat(x)
     value = value if array_api_compat.is_array_api_obj(value) else np.asarray(value)
     if not matches(value, x):
-        msg = f"{name} must be a real array of the library of x, got {type(value).__name__}"
+        kinds = [f"{type(v).__module__.partition('.')[0]}.{type(v).__name__}" for v in (value, x)]
+        msg = f"{name} must be a real array of the library of x, got {kinds[0]} for x of {kinds[1]}"
         raise TypeError(msg)
     if value.shape != x.shape:
         msg = f"{name} must have the shape of x, {tuple(x.shape)}, got {tuple(value.shape)}"

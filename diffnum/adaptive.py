@@ -103,7 +103,8 @@ class Solution(NamedTuple):
     success : array of bool
         Whether the last level was reached.
     integral : array or None
-        Integral :eq:`adaptive-integral` of the second part of the denoiser's output; None without `has_aux`.
+        Integral :eq:`adaptive-integral` of the second part of the denoiser's output, in float32 at least; None without
+        `has_aux`.
     """
 
     x: Array
@@ -307,7 +308,7 @@ def _initial(
         z = z - _scaled_centre(path, first, x)
     integral: Any = 0.0
     if has_aux:
-        aux = denoise(x, _scalars(first, x))[1]
+        _, aux = _pair(denoise(x, _scalars(first, x)))
         integral = namespace(aux).zeros_like(aux)
     common = {"z": z, "integral": integral, "level": first, "left": left, "length": share * left}
     if not _backend.is_jax(x):
@@ -346,7 +347,7 @@ def _stepper(denoise: Any, x: Array, path: Path, pair: Pair, *, has_aux: bool) -
         for i in range(len(places)):
             y = z if scales is None else z + scales[i] * centre
             output = denoise(_backend.cast(y, dtype), Level(*(part[i, ...] for part in at)))
-            f, aux = output if has_aux else (output, None)
+            f, aux = _pair(output) if has_aux else (output, None)
             f = _backend.cast(_shaped(f, x), state)
             f = f if centre is None else f - centre
             values.append(f if targets is None else targets[0][i] * z + targets[1][i] * f)
@@ -564,6 +565,15 @@ def _shaped(value: Any, x: Array) -> Array:
         msg = f"denoise must return a real array of the library of x, got {type(value).__name__} of {value.dtype}"
         raise TypeError(msg)
     return value
+
+
+def _pair(output: Any) -> tuple[Any, Array]:
+    """What a denoiser with `has_aux` returns; the second part in float32 at least, in which it is summed."""
+    if not (isinstance(output, tuple) and len(output) == 2):
+        msg = f"denoise must return a pair (x0_hat, aux) with has_aux, got {type(output).__name__}"
+        raise ValueError(msg)
+    aux = _backend.asfloat(output[1], "aux")
+    return output[0], _backend.cast(aux, _backend.state_dtype(aux))
 
 
 def _give_up(done: _State, path: Path, limit: int) -> None:

@@ -45,6 +45,8 @@ __all__ = [
 Denoiser = Callable[[Array, Level], Array]
 Kind = Literal["rademacher", "gaussian", "sphere", "orthogonal"]
 KINDS = ("rademacher", "gaussian", "sphere", "orthogonal")
+_OPTIONS = ("method", "tolerance", "divergence", "jvp", "kind", "count", "rng")
+"""What `log_density` hands on to `transport`."""
 
 
 class Transport(NamedTuple):
@@ -179,7 +181,7 @@ def transport(
             )
             raise TypeError(msg)
         exact = divergence == "exact"
-        directions = _basis(x, event_ndim) if exact else probes(rng, x, count, kind=kind, event_ndim=event_ndim)
+        directions = _basis(x, event_ndim) if exact else probes(x, count, rng=rng, kind=kind, event_ndim=event_ndim)
     trace = _trace(denoise, divergence if callable(divergence) else None, jvp, directions, event_ndim)
     sampled, size = divergence == "hutchinson", _size(x, event_ndim)
     # what a direction makes of the identity: its squared length, so that its error cancels in a form p I + q J near 0
@@ -258,6 +260,10 @@ def log_density(
     if path.schedule is not None and known[0] is not None and known[1] is not None and known[0] > known[1]:
         msg = f"path must run from noise to data, as for sampling, got log-SNR {known[0]:g} to {known[1]:g}"
         raise ValueError(msg)
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        msg = f"options of log_density must be among {_OPTIONS}, got {unknown}"
+        raise TypeError(msg)
     moved = transport(denoise, x, paths.reverse(path), event_ndim=event_ndim, **options)
     state = _backend.state_dtype(moved.x)
     noise = _backend.cast(moved.x, state)
@@ -355,17 +361,17 @@ def oracle_divergence(oracle: Oracle, /) -> Callable[[Array, Level], Array]:
     return divergence
 
 
-def probes(rng: Any, like: Array, count: int, /, *, kind: Kind = "rademacher", event_ndim: int = 1) -> Array:
+def probes(like: Array, count: int, /, *, rng: Any, kind: Kind = "rademacher", event_ndim: int = 1) -> Array:
     """Random directions e with ``E[e e^T] = I``, for the estimate :eq:`likelihood-hutchinson` of a trace.
 
     Parameters
     ----------
-    rng : see `solve`
-        Source.
     like : array
         Shape, library and dtype of a batch of samples.
     count : int
         Number of directions for each sample.
+    rng : see `solve`
+        Source.
     kind : {"rademacher", "gaussian", "sphere", "orthogonal"}, optional
         Signs, normals, points of the sphere of radius sqrt(d), or such points orthogonal to each other, at most d.
     event_ndim : int, optional
@@ -391,7 +397,7 @@ def probes(rng: Any, like: Array, count: int, /, *, kind: Kind = "rademacher", e
     --------
     >>> import numpy as np
     >>> from diffnum.likelihood import probes
-    >>> e = probes(np.random.default_rng(0), np.zeros(3), 3, kind="orthogonal")
+    >>> e = probes(np.zeros(3), 3, rng=np.random.default_rng(0), kind="orthogonal")
     >>> bool(np.allclose(e @ e.T, 3 * np.eye(3)))
     True
     """
@@ -434,8 +440,10 @@ def trace_variance(jacobian: Array, /, *, kind: Kind = "rademacher") -> Array:
 
     Raises
     ------
+    TypeError
+        If `jacobian` is not real.
     ValueError
-        If `kind` is unknown.
+        If `kind` is unknown or the matrices are not square.
 
     References
     ----------
@@ -450,6 +458,10 @@ def trace_variance(jacobian: Array, /, *, kind: Kind = "rademacher") -> Array:
     [4.0, 24.0, 4.0]
     """
     choose("kind", kind, KINDS)
+    jacobian = _backend.asfloat(jacobian, "jacobian")
+    if jacobian.ndim < 2 or jacobian.shape[-1] != jacobian.shape[-2] or jacobian.shape[-1] == 0:
+        msg = f"jacobian must have shape (..., d, d), got {tuple(jacobian.shape)}"
+        raise ValueError(msg)
     xp, size = namespace(jacobian), jacobian.shape[-1]
     symmetric = 0.5 * (jacobian + xp.matrix_transpose(jacobian))
     squares = xp.sum(symmetric**2, axis=(-2, -1))
@@ -495,17 +507,17 @@ def bits_per_dimension(log_density: Array, dimensions: int, /, *, bin_width: flo
     return -(log_density / (_count(dimensions, "dimensions") * math.log(2.0))) - math.log2(width)
 
 
-def dequantise(rng: Any, x: Array, /, *, bin_width: float, row: int = 0) -> Array:
+def dequantise(x: Array, /, *, bin_width: float, rng: Any, row: int = 0) -> Array:
     """Spread quantised data evenly over their bins, :eq:`likelihood-dequantisation`.
 
     Parameters
     ----------
-    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
-        Source of the uniform numbers.
     x : array
         Lower edges of the bins.
     bin_width : float
         Width of a bin, > 0.
+    rng : numpy.random.Generator, jax.random key, torch.Generator, or a batch of them
+        Source of the uniform numbers.
     row : int, optional
         Number of the draw, which a JAX key is folded with.
 
@@ -529,7 +541,7 @@ def dequantise(rng: Any, x: Array, /, *, bin_width: float, row: int = 0) -> Arra
     --------
     >>> import numpy as np
     >>> from diffnum.likelihood import dequantise
-    >>> x = dequantise(np.random.default_rng(0), np.arange(4) / 4, bin_width=1 / 4)
+    >>> x = dequantise(np.arange(4) / 4, bin_width=1 / 4, rng=np.random.default_rng(0))
     >>> np.floor(4 * x).tolist()
     [0.0, 1.0, 2.0, 3.0]
     """
@@ -676,7 +688,10 @@ def _standard_error(values: Array, kind: str, size: int) -> Array | None:
         return None
     xp = namespace(values)
     variance = xp.var(values, axis=0, correction=1) / count
-    return xp.sqrt(variance * ((size - count) / size if kind == "orthogonal" else 1.0))
+    variance = variance * ((size - count) / size if kind == "orthogonal" else 1.0)
+    # directions that agree, and a whole orthogonal set, leave no error; there the root has no derivative
+    zero = variance == 0.0
+    return xp.where(zero, xp.zeros_like(variance), xp.sqrt(xp.where(zero, xp.ones_like(variance), variance)))
 
 
 def _floating(name: str, x: Any) -> Array:
@@ -737,5 +752,8 @@ def _check_path(path: Any) -> None:
         raise ValueError(msg)
     places = [concrete(path.coordinate(level)) for level in (path.first, path.last)]
     if not all(place is None or np.isfinite(place) for place in places):
-        msg = f"path must have finite coordinates at both ends, got {places[0]} and {places[1]} on {path.name}"
+        msg = (
+            f"path must have finite coordinates at both ends, got {places[0]} and {places[1]} on {path.name}; use "
+            "paths.velocity, or schedules.truncate"
+        )
         raise ValueError(msg)

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffnum import _targets
-from diffnum._arguments import choose, number
+from diffnum._arguments import choose, instance, number
 from diffnum._backend import Array, asfloat, cast, concrete, hypot, namespace, state_dtype
 from diffnum._laws import (
     TimeLaw,
@@ -305,6 +305,18 @@ def from_eps(network: Denoiser, /) -> Denoiser:
     callable
         ``denoise(x, level) -> x0``; raises at alpha = 0, where eps says nothing of x0.
 
+    Raises
+    ------
+    TypeError
+        If `network` is not callable.
+
+    Notes
+    -----
+    A network that is told the index k of a chain of T steps, as in DDPM, is wrapped: the time of
+    ``schedules.from_betas`` is ``(k + 1)/T``, so that ``network=lambda x, level: model(x, T * level.t - 1)``, rounded
+    if it embeds integers only, with one entry for each sample if it wants a vector. Rounded times are an error of the
+    sampler that no step removes. One with labels or prompts is wrapped likewise.
+
     Examples
     --------
     >>> import numpy as np
@@ -333,6 +345,11 @@ def from_v(network: Denoiser, /) -> Denoiser:
     callable
         ``denoise(x, level) -> x0``.
 
+    Raises
+    ------
+    TypeError
+        If `network` is not callable.
+
     Examples
     --------
     >>> import numpy as np
@@ -356,6 +373,11 @@ def from_score(network: Denoiser, /) -> Denoiser:
     -------
     callable
         ``denoise(x, level) -> x0``; raises at alpha = 0.
+
+    Raises
+    ------
+    TypeError
+        If `network` is not callable.
 
     Examples
     --------
@@ -382,6 +404,11 @@ def from_flow(network: Denoiser, schedule: Schedule, /) -> Denoiser:
     -------
     callable
         ``denoise(x, level) -> x0`` for levels of `schedule`.
+
+    Raises
+    ------
+    TypeError
+        If `network` is not callable or `schedule` no `Schedule`.
 
     Notes
     -----
@@ -522,6 +549,8 @@ def precondition(
 
     Raises
     ------
+    TypeError
+        If `network` or `condition` is not callable, or "flow" comes without a schedule.
     ValueError
         If `kind` is none of these or `sigma_data` is not > 0.
 
@@ -543,6 +572,11 @@ def precondition(
     >>> print((denoise(x, level) - oracles.gaussian(2.0, 0.5).denoise(x, level)).round(15))
     [[0.]]
     """
+    instance("network", network, Callable)
+    if condition is not None:
+        instance("condition", condition, Callable)
+    if kind == "flow":
+        instance("schedule", schedule, Schedule)
     choose("kind", kind, KINDS)
     scale = number("sigma_data", sigma_data, above=0.0)
 
@@ -641,6 +675,10 @@ def _convert(value: Array, x: Array, level: Level, *kinds: str, schedule: Schedu
 
 
 def _denoiser(network: Denoiser, source: str, schedule: Schedule | None) -> Denoiser:
+    instance("network", network, Callable)
+    if source == "flow":
+        instance("schedule", schedule, Schedule)
+
     def denoise(x: Array, level: Level) -> Array:
         p, q = _targets.coefficients(level, source, "x0", schedule)
         return _targets.apply(x, network(x, level), p, q, "network(x, level)")

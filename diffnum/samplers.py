@@ -11,17 +11,19 @@ says whose.
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
 from diffnum import paths
-from diffnum._arguments import instance, number
-from diffnum._backend import Array, namespace
+from diffnum._arguments import instance, levels, number
+from diffnum._backend import Array, asfloat, namespace
 from diffnum._guarded import sigma_over_alpha
 from diffnum._rules import half_end, half_moment, half_second_moment, uniform_places
 from diffnum._runner import Denoiser, solve
@@ -156,6 +158,16 @@ class Sampler:
         -------
         array
             Sample, of the shape and dtype of `x`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As `table` and `solve` do.
+
+        Notes
+        -----
+        Multistep samplers with noise want steps that are even in log-SNR: on data N(0, 0.5^2), from sigma 80 to 0.002
+        in 24 steps, the standard deviation of `sde_dpmpp_2m_corrected` is 7 % too large there, 17 % on Karras' grid.
         """
         return solve(denoise, x, self.table(schedule, t, **options), rng=rng, trajectory=trajectory)
 
@@ -174,7 +186,7 @@ def churn_strength(
     s_churn : float
         Strength, >= 0; it is divided by N.
     s_tmin, s_tmax : float, optional
-        Noise is added where ``sigma/alpha`` lies between.
+        Noise is added where ``sigma/alpha`` lies between; ``s_tmin <= s_tmax``, which may be infinite.
 
     Returns
     -------
@@ -183,8 +195,10 @@ def churn_strength(
 
     Raises
     ------
+    TypeError
+        If `schedule` is no `Schedule`, or `t` not real.
     ValueError
-        If `s_churn` is negative.
+        If `s_churn` is negative, `s_tmin` and `s_tmax` are no interval, or `t` is no decreasing grid on `schedule`.
 
     References
     ----------
@@ -199,7 +213,9 @@ def churn_strength(
     [0.0, 0.2, 0.2, 0.2, 0.0]
     """
     number("s_churn", s_churn, least=0.0)
-    rho = sigma_over_alpha(schedule.level(t[:-1]))
+    _check_interval("s_tmin", s_tmin, "s_tmax", s_tmax)
+    levels(schedule, t)
+    rho = sigma_over_alpha(schedule.level(asfloat(t, "t")[:-1]))
     xp = namespace(rho)
     gamma = min(s_churn / rho.shape[0], math.sqrt(2.0) - 1.0)
     return xp.where((rho >= s_tmin) & (rho <= s_tmax), xp.full_like(rho, gamma), xp.zeros_like(rho))
@@ -223,7 +239,7 @@ def tau_interval(tau: float = 1.0, /, *, low: float = 0.05, high: float = 1.0) -
     Raises
     ------
     ValueError
-        If `tau` is negative.
+        If `tau` is negative, or `low` and `high` are no interval.
 
     References
     ----------
@@ -237,8 +253,10 @@ def tau_interval(tau: float = 1.0, /, *, low: float = 0.05, high: float = 1.0) -
     [0.0, 0.8, 0.0]
     """
     number("tau", tau, least=0.0)
+    _check_interval("low", low, "high", high)
 
     def function(rho: Array) -> Array:
+        rho = asfloat(rho, "rho")
         xp = namespace(rho)
         return xp.where((rho >= low) & (rho <= high), xp.full_like(rho, tau), xp.zeros_like(rho))
 
@@ -265,7 +283,7 @@ def restart(path: Path, jumps: Sequence[tuple[int, int, int]], /) -> Path:
     TypeError
         If `path` is no `Path`.
     ValueError
-        If `path` is stochastic, has gaps or no schedule, or a jump does not satisfy 0 <= i < j <= N and k >= 0.
+        If `path` is stochastic, has gaps or no schedule, or a jump is not three integers with 0 <= i < j <= N, k >= 0.
 
     References
     ----------
@@ -284,10 +302,10 @@ def restart(path: Path, jumps: Sequence[tuple[int, int, int]], /) -> Path:
         msg = f"path must be an ODE path on a schedule whose steps join, got {path.name}"
         raise ValueError(msg)
     again: dict[int, list[int]] = {}
-    for jump in jumps:
-        i, j, k = map(operator.index, jump)
+    for jump in jumps if isinstance(jumps, Iterable) else (jumps,):
+        i, j, k = _integers(jump)
         if not (0 <= i < j <= path.steps and k >= 0):
-            msg = f"jumps must hold (i, j, k) with 0 <= i < j <= {path.steps} and k >= 0, got {jump}"
+            msg = f"jumps must hold integers (i, j, k) with 0 <= i < j <= {path.steps} and k >= 0, got {jump!r}"
             raise ValueError(msg)
         again.setdefault(j - 1, []).extend([*range(i, j)] * k)
     if not any(again.values()):
@@ -297,6 +315,22 @@ def restart(path: Path, jumps: Sequence[tuple[int, int, int]], /) -> Path:
     index = xp.asarray(order)
     start, stop = (Level(*(xp.take(part, index, axis=0) for part in level)) for level in (path.start, path.stop))
     return replace(path, name=f"restarted {path.name}", start=start, stop=stop, gaps=True)
+
+
+def _integers(jump: Any) -> tuple[int, int, int]:
+    """The three integers of a jump; integers that are refused if it does not hold three."""
+    try:
+        i, j, k = (-1 if isinstance(part, bool) else operator.index(part) for part in jump)
+    except (TypeError, ValueError):
+        return -1, -1, -1
+    return i, j, k
+
+
+def _check_interval(first: str, low: Any, second: str, high: Any) -> None:
+    real = all(isinstance(end, Real) and not isinstance(end, bool) for end in (low, high))
+    if not (real and low <= high):
+        msg = f"{first} and {second} must be numbers with {first} <= {second}, got {low!r} and {high!r}"
+        raise ValueError(msg)
 
 
 # -- paths: builder, words, whose eta, options ------------------------------------------------------------------------
@@ -436,6 +470,8 @@ _SA = "Xue et al. 2023"
 _HALF = "half-weight for the first moment"
 _MISSING = "half of the second moment is missing"
 _RAMP = "ramp of orders 1, 2, 3, ..."
+_FINAL = "lower_order_final in diffusers: last step of order 1 below 15 steps"
+_FALLING = "lower_order_final in diffusers: ends with lower orders"
 _EULER_END = "last step to sigma = 0 by Euler"
 _VE = "written for alpha = 1"
 _ONE = "kernel at the end for the first moment"
@@ -502,13 +538,13 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
     "deis_rho_kutta": ("DEIS, rho-Kutta", _DEIS, "ratio", "kutta", 3),
     "deis_rho_rk4": ("DEIS, rho-RK4", _DEIS, "ratio", "rk4", 4),
     # multistep
-    "dpm_solver_2m": ("DPM-Solver(2M)", _LU_PP, "noise", "half ab2", 2, None, _HALF),
+    "dpm_solver_2m": ("DPM-Solver(2M)", _LU_PP, "noise", "half ab2", 2, None, _HALF, _FINAL),
     "dpm_solver_2m_corrected": ("DPM-Solver(2M), corrected", _LU_PP, "noise", "ab2", 2),
-    "dpm_solver_3m": ("DPM-Solver(3M)", _LU_PP, "noise", "half ab3", 2, None, _MISSING, _RAMP),
+    "dpm_solver_3m": ("DPM-Solver(3M)", _LU_PP, "noise", "half ab3", 2, None, _MISSING, _RAMP, _FINAL),
     "dpm_solver_3m_corrected": ("DPM-Solver(3M), corrected", _LU_PP, "noise", "ab3", 3),
-    "dpmpp_2m": ("DPM-Solver++(2M)", _LU_PP, "x0", "half ab2", 2, None, _HALF),
+    "dpmpp_2m": ("DPM-Solver++(2M)", _LU_PP, "x0", "half ab2", 2, None, _HALF, _FINAL),
     "dpmpp_2m_corrected": ("DPM-Solver++(2M), corrected", _LU_PP, "x0", "ab2", 2),
-    "dpmpp_3m": ("DPM-Solver++(3M)", _LU_PP, "x0", "half ab3", 2, None, _MISSING, _RAMP),
+    "dpmpp_3m": ("DPM-Solver++(3M)", _LU_PP, "x0", "half ab3", 2, None, _MISSING, _RAMP, _FINAL),
     "dpmpp_3m_corrected": ("DPM-Solver++(3M), corrected", _LU_PP, "x0", "ab3", 3),
     "lms": ("LMS", _K, "ratio", "ab4 ramp", 2, None, _RAMP, "quadrature at tolerance 1e-4"),
     "plms": ("PLMS", "Liu et al. 2022", "ratio", "uniform, heun", 1, None, "weights of equal steps"),
@@ -519,10 +555,10 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
     # predictor-corrector
     "unipc_1_bh1": ("UniPC-1, B1", _UNIPC, "x0", "unipc 1 bh1", 2, None, _ONE),
     "unipc_1_bh2": ("UniPC-1, B2", _UNIPC, "x0", "unipc 1 bh2", 2, None, _HALF),
-    "unipc_2_bh1": ("UniPC-2, B1", _UNIPC, "x0", "unipc 2 bh1", 3, None, _ONE),
-    "unipc_2_bh2": ("UniPC-2, B2", _UNIPC, "x0", "unipc 2 bh2", 3, None, _HALF),
-    "unipc_3_bh1": ("UniPC-3, B1", _UNIPC, "x0", "unipc 3 bh1", 3, None, _ONE, _RAMP),
-    "unipc_3_bh2": ("UniPC-3, B2", _UNIPC, "x0", "unipc 3 bh2", 3, None, _HALF, _RAMP),
+    "unipc_2_bh1": ("UniPC-2, B1", _UNIPC, "x0", "unipc 2 bh1", 3, None, _ONE, _FALLING),
+    "unipc_2_bh2": ("UniPC-2, B2", _UNIPC, "x0", "unipc 2 bh2", 3, None, _HALF, _FALLING),
+    "unipc_3_bh1": ("UniPC-3, B1", _UNIPC, "x0", "unipc 3 bh1", 3, None, _ONE, _RAMP, _FALLING),
+    "unipc_3_bh2": ("UniPC-3, B2", _UNIPC, "x0", "unipc 3 bh2", 3, None, _HALF, _RAMP, _FALLING),
     "unipc_3_corrected": ("UniPC-3, corrected", _UNIPC, "x0", "am4", 4),
     "adams_moulton_2": ("Adams-Moulton 2", "classical", "ratio", "am2", 2),
     "adams_moulton_3": ("Adams-Moulton 3", "classical", "ratio", "am3", 3),
@@ -576,12 +612,28 @@ _ENTRIES: dict[str, tuple[Any, ...]] = {
     "velocity_sde": ("Exponential SDE in the angle", "this book", "velocity sde", "ab2", 2, 2),
 }
 
-SAMPLERS: Mapping[str, Sampler] = MappingProxyType({name: _entry(*entry) for name, entry in _ENTRIES.items()})
+
+class _Registry(dict[str, Sampler]):
+    def __missing__(self, name: Any) -> Sampler:
+        raise KeyError(_unknown(name))
+
+
+def _unknown(name: Any) -> str:
+    close = difflib.get_close_matches(str(name), _ENTRIES, n=5, cutoff=0.5)
+    names = f"close names are {', '.join(close)}" if close else f"the names are {', '.join(_ENTRIES)}"
+    return f"SAMPLERS has no {name!r}; {names}"
+
+
+SAMPLERS: Mapping[str, Sampler] = MappingProxyType(_Registry({name: _entry(*e) for name, e in _ENTRIES.items()}))
 """All samplers by their short names."""
 
 
 def __getattr__(name: str) -> Sampler:
     if name in SAMPLERS:
         return SAMPLERS[name]
-    msg = f"module {__name__!r} has no attribute {name!r}; the samplers are {', '.join(SAMPLERS)}"
+    msg = f"module {__name__!r} has no attribute {name!r}; {_unknown(name)}"
     raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *SAMPLERS})

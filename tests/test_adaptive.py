@@ -793,3 +793,31 @@ def test_a_complex_output_is_no_denoiser():
     path = paths.velocity(schedules.rectified_flow(), np.array([1.0, 0.0]))
     with pytest.raises(TypeError, match=r"denoise must return a real array of the library of x, got .*complex128"):
         solve_adaptive(lambda x, level: 1j * x, np.ones(2), path)
+
+
+@pytest.mark.claim("adaptive-integral")
+@pytest.mark.parametrize("library", ["numpy", "torch", "jax"])
+def test_the_integral_is_summed_in_single_precision_at_least(library):
+    """200 steps of length 1/200 from a half-precision output of 1: its own sums would be off by 1e-3 and more."""
+    xp = pytest.importorskip("jax.numpy" if library == "jax" else library)
+
+    def denoise(x, level):
+        return 0.0 * x, 0.0 * xp.asarray(x, dtype=xp.float16) + 1.0
+
+    path = paths.semilinear(np.asarray([0.0, 1.0]))
+    still = Controller(largest=1.0, safety=0.9)
+    found = solve_adaptive(
+        denoise, xp.asarray(np.zeros(2), dtype=xp.float32), path, has_aux=True, first_step=1 / 200, controller=still
+    )
+    assert str(found.integral.dtype).rpartition(".")[2] == "float32"
+    assert int(found.accepted) > 150
+    np.testing.assert_allclose(np.asarray(found.integral), 1.0, rtol=1e-5)
+
+
+def test_what_is_no_pair_is_named():
+    path = paths.velocity(schedules.rectified_flow(), np.asarray([0.9, 0.1]))
+    for output, got in ((np.zeros(2), "ndarray"), ((np.zeros(2),), "tuple"), ([np.zeros(2)] * 2, "list")):
+        with pytest.raises(ValueError, match=rf"denoise must return a pair \(x0_hat, aux\) with has_aux, got {got}"):
+            solve_adaptive(lambda x, level, output=output: output, np.zeros(2), path, has_aux=True)
+    with pytest.raises(TypeError, match="aux must be real numbers"):
+        solve_adaptive(lambda x, level: (x, x * 1j), np.zeros(2), path, has_aux=True)

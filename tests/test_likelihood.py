@@ -388,7 +388,7 @@ def test_variance_laws(kind):
 @pytest.mark.parametrize("kind", likelihood.KINDS)
 def test_laws_of_the_directions(kind):
     """E[e e^T] = I, and the variance of e . J e measured on 60,000 directions (4 standard errors and more)."""
-    e = probes(np.random.default_rng(0), np.zeros((30_000, 3)), 2, kind=kind)
+    e = probes(np.zeros((30_000, 3)), 2, rng=np.random.default_rng(0), kind=kind)
     assert e.shape == (2, 30_000, 3)
     flat = e.reshape(-1, 3)
     np.testing.assert_allclose(flat.T @ flat / len(flat), np.eye(3), atol=0.03)
@@ -504,13 +504,13 @@ def test_dequantised_bits_bound_those_of_the_data():
 @pytest.mark.claim("likelihood-dequantisation")
 def test_dequantised_values_fill_their_bins():
     x = np.repeat(np.arange(4) / 4, 20_000)
-    spread = dequantise(np.random.default_rng(0), x, bin_width=0.25)
+    spread = dequantise(x, bin_width=0.25, rng=np.random.default_rng(0))
     np.testing.assert_array_equal(np.floor(4 * spread), 4 * x)
     inside = 4 * (spread - x)
     assert inside.mean() == pytest.approx(0.5, abs=0.005)
     assert inside.var() == pytest.approx(1 / 12, rel=0.02)
     jax = pytest.importorskip("jax")
-    draws = [dequantise(jax.random.key(0), jax.numpy.zeros(3), bin_width=1.0, row=row) for row in (0, 1)]
+    draws = [dequantise(jax.numpy.zeros(3), bin_width=1.0, rng=jax.random.key(0), row=row) for row in (0, 1)]
     assert not np.array_equal(*draws)
 
 
@@ -678,7 +678,7 @@ def test_options_out_of_range():
     with pytest.raises(ValueError, match="centre must be finite"):
         normal_prior(centre=np.inf)
     with pytest.raises(ValueError, match="bin_width must be a finite number > 0"):
-        dequantise(np.random.default_rng(0), X, bin_width=0.0)
+        dequantise(X, bin_width=0.0, rng=np.random.default_rng(0))
     with pytest.raises(ValueError, match="kind must be one of"):
         trace_variance(JACOBIAN, kind="normal")
     with pytest.raises(TypeError, match="x must have a floating-point dtype, got int64"):
@@ -691,7 +691,7 @@ def test_options_out_of_range():
 def test_counts(value):
     for call in (
         lambda: bits_per_dimension(0.0, value, bin_width=1.0),
-        lambda: probes(np.random.default_rng(0), X, value),
+        lambda: probes(X, value, rng=np.random.default_rng(0)),
     ):
         with pytest.raises(ValueError, match="must be an integer >= 1, got"):
             call()
@@ -703,10 +703,10 @@ LEVEL = schedules.edm().level(2.0)
 @pytest.mark.parametrize(
     ("call", "error", "name"),
     [
-        (lambda: dequantise(np.random.default_rng(0), np.arange(4), bin_width=1.0), TypeError, "x must"),
-        (lambda: probes(np.random.default_rng(0), np.zeros(3, int), 2, kind="gaussian"), TypeError, "like must"),
-        (lambda: probes(np.random.default_rng(0), np.zeros(3), 2, event_ndim=2), ValueError, "like must"),
-        (lambda: probes(np.random.default_rng(0), np.zeros(3), 2, event_ndim=0), ValueError, "event_ndim must"),
+        (lambda: dequantise(np.arange(4), bin_width=1.0, rng=np.random.default_rng(0)), TypeError, "x must"),
+        (lambda: probes(np.zeros(3, int), 2, rng=np.random.default_rng(0), kind="gaussian"), TypeError, "like must"),
+        (lambda: probes(np.zeros(3), 2, rng=np.random.default_rng(0), event_ndim=2), ValueError, "like must"),
+        (lambda: probes(np.zeros(3), 2, rng=np.random.default_rng(0), event_ndim=0), ValueError, "event_ndim must"),
         (lambda: normal_prior(event_ndim=0), ValueError, "event_ndim must"),
         (lambda: normal_prior(centre=0.5)(np.zeros(2, int), LEVEL), TypeError, "x must"),
         (lambda: normal_prior(event_ndim=2)(np.zeros(2), LEVEL), ValueError, "x must"),
@@ -716,3 +716,51 @@ def test_nothing_is_cut_to_integers_or_summed_over_other_axes(call, error, name)
     """Integers would take no noise, lose a centre's fraction, and make directions of another covariance."""
     with pytest.raises(error, match=name):
         call()
+
+
+@pytest.mark.parametrize("jacobian", [np.ones(3), np.ones((2, 3)), np.ones((4, 3, 2)), 2.0, np.ones((0, 0))])
+def test_traces_need_square_matrices(jacobian):
+    with pytest.raises(ValueError, match=r"jacobian must have shape \(..., d, d\), got"):
+        trace_variance(jacobian)
+
+
+def test_traces_of_lists_and_integers_and_no_complex_ones():
+    assert trace_variance([[1, 2], [0, 3]]) == 4.0
+    assert trace_variance(np.asarray([[1, 3], [0, 3]]), kind="rademacher") == 9.0
+    with pytest.raises(TypeError, match="jacobian must be real numbers, got dtype complex128"):
+        trace_variance(1j * JACOBIAN)
+
+
+def test_options_of_log_density_are_checked_under_its_name():
+    with pytest.raises(
+        TypeError, match=r"options of log_density must be among .*'divergence'.*, got \['divergences'\]"
+    ):
+        log_density(MIXTURE.denoise, X, path_of("velocity", 4), divergences="exact")
+
+
+def test_infinite_coordinates_point_to_a_way_out():
+    with pytest.raises(
+        ValueError, match=r"path must have finite coordinates .*; use paths.velocity, or schedules.trunc"
+    ):
+        transport(MIXTURE.denoise, X, paths.x0(FLOW, np.asarray([1.0, 0.5, 0.1])))
+
+
+@pytest.mark.claim("likelihood-standard-error")
+@pytest.mark.parametrize("kind", ["orthogonal", "rademacher"])
+def test_no_error_has_derivatives(kind):
+    """A whole orthogonal set is exact, and signs on a multiple of the identity agree: the root of 0 has slope 0."""
+    jax = pytest.importorskip("jax")
+    torch = pytest.importorskip("torch")
+
+    def values(scale, z):
+        return scale * z[:, None] if kind == "orthogonal" else scale * (1.0 + 0.0 * z[:, None])
+
+    def error(scale):
+        return likelihood._standard_error(values(scale, jax.numpy.arange(3.0)), kind, 3).sum()
+
+    assert jax.value_and_grad(error)(jax.numpy.asarray(2.0)) == (0.0, 0.0)
+    scale = torch.tensor(2.0, requires_grad=True)
+    likelihood._standard_error(values(scale, torch.arange(3.0)), kind, 3).sum().backward()
+    assert float(scale.grad) == 0.0
+    spread = likelihood._standard_error(np.arange(3.0)[:, None], kind, 4)
+    assert float(spread[0]) == pytest.approx(math.sqrt(1.0 / 3.0 * (0.25 if kind == "orthogonal" else 1.0)), rel=EXACT)

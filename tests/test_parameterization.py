@@ -254,3 +254,44 @@ def test_more_bad_input():
         _targets.parts(FLOW.level(0.0), "score", None)
     with pytest.raises(ValueError, match=r"network\(y, c\) must have the shape of x"):
         par.precondition(lambda y, c: y[:1])(np.ones(2), level)
+
+
+@pytest.mark.parametrize("make", [par.from_eps, par.from_v, par.from_score, par.precondition])
+@pytest.mark.parametrize("network", [None, 3, "unet"])
+def test_what_is_no_network_is_named_at_once(make, network):
+    with pytest.raises(TypeError, match="network must be a Callable, got"):
+        make(network)
+
+
+def test_other_arguments_of_the_wrong_kind():
+    with pytest.raises(TypeError, match="network must be a Callable, got NoneType"):
+        par.from_flow(None, FLOW)
+    with pytest.raises(TypeError, match="schedule must be a Schedule, got NoneType"):
+        par.from_flow(lambda x, level: x, None)
+    with pytest.raises(TypeError, match="schedule must be a Schedule, got NoneType"):
+        par.precondition(lambda y, c: y, "flow")
+    with pytest.raises(TypeError, match="condition must be a Callable, got float"):
+        par.precondition(lambda y, c: y, condition=0.5)
+
+
+def test_a_network_of_another_library_is_named():
+    torch = pytest.importorskip("torch")
+    level = Level(0.5, 0.5, 0.5)
+    with pytest.raises(
+        TypeError, match=r"network\(x, level\) must be .* library of x, got numpy.ndarray for x of torch.T"
+    ):
+        par.from_eps(lambda x, level: np.ones(2))(torch.ones(2), level)
+    with pytest.raises(TypeError, match=r"got torch.Tensor for x of numpy.ndarray"):
+        par.from_eps(lambda x, level: torch.ones(2))(np.ones(2), level)
+
+
+def test_a_network_of_indices():
+    """The recipe of from_eps: at the nodes of a chain of T steps the index is T t - 1."""
+    betas = np.linspace(1e-3, 0.2, 20)
+    schedule, told = schedules.from_betas(betas), []
+    denoise = par.from_eps(lambda x, level: told.append(20 * level.t - 1) or 0.0 * x)
+    kept = np.cumprod(1.0 - betas)
+    for k in (0, 7, 19):
+        level = schedule.level((k + 1) / 20)
+        np.testing.assert_allclose(denoise(np.ones(1), level), 1.0 / np.sqrt(kept[k]), rtol=1e-12)
+    np.testing.assert_allclose(told, [0, 7, 19], atol=1e-12)

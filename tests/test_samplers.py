@@ -14,7 +14,7 @@ import reference_samplers as published
 import reference_solvers as reference
 from scipy.interpolate import CubicSpline
 
-from diffnum import grids, paths, samplers, schedules
+from diffnum import convergence, grids, paths, samplers, schedules
 from diffnum._rules import half_end, half_moment, half_second_moment, uniform_places
 from diffnum.samplers import SAMPLERS, Sampler, churn_strength, restart, tau_interval
 from diffnum.schedules import Level, Schedule
@@ -355,12 +355,17 @@ FIXED = {"ipndm", "plms"}
 
 @pytest.mark.claim("samplers-tampered", "samplers-corrector-order", "samplers-adams-moulton")
 @pytest.mark.parametrize("kind", ["uniform", "karras", "random"])
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in {"ddpm", *FIXED}])
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in FIXED])
 def test_order_on_the_ode(name, kind):
+    """With all noise switched off; DDPM, which has no such option, by its method on its path without noise."""
     sampler = SAMPLERS[name]
-    measured = ode_slope(
-        lambda t: sampler(PEAKS.denoise, STARTS, LATE, t, **OFF.get(sampler.eta, {})), kind, steps_for(sampler, kind)
-    )
+
+    def run(t: np.ndarray) -> np.ndarray:
+        if name == "ddpm":
+            return solve(PEAKS.denoise, STARTS, sampler.method(paths.x0(LATE, t)))
+        return sampler(PEAKS.denoise, STARTS, LATE, t, **OFF.get(sampler.eta, {}))
+
+    measured = ode_slope(run, kind, steps_for(sampler, kind))
     assert abs(measured - sampler.orders.ode) <= ORDER_TOLERANCE[sampler.orders.ode], measured
 
 
@@ -692,6 +697,121 @@ def test_weak_order_of_one_evaluation_on_a_mixture(name, order, options):
     assert slope == pytest.approx(order, abs=0.3), errors
 
 
+NODES = np.cos(math.pi * (np.arange(10) + 0.5) / 10)
+"""Chebyshev nodes of a stored value between its extremes: a weight of 0.3 times a range of 6 is resolved to 1e-8."""
+
+
+def at_nodes(nodes: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Lagrange basis through `nodes` at `x`."""
+    differences = nodes[:, None] - nodes + np.eye(len(nodes))
+    factors = (x[:, None, None] - nodes) / differences
+    factors[:, np.arange(len(nodes)), np.arange(len(nodes))] = 1.0
+    return np.prod(factors, axis=2)
+
+
+def carried_back(table: Any, count: int = 221) -> complex:
+    """E exp(2i x) at the end of any table that keeps two values at most, carried back row by row by quadrature.
+
+    Before a row the expected value is a function of the state, on `count` points, and of each stored value that a later
+    row reads, on Chebyshev nodes. The start has the exact law of the mixture.
+    """
+    rows, memory, reads = table.evaluations, {}, []
+    for r in range(rows):
+        memory[int(table.slot[r])] = r
+        weights = {k: float(table.weights[r, place]) for place, k in memory.items()}
+        reads.append({k: w for k, w in weights.items() if w != 0.0})
+    live = [[k for k in range(r) if any(k in later for later in reads[r:])] for r in range(rows + 1)]
+    z, share = np.polynomial.hermite_e.hermegauss(14)
+    share = share / math.sqrt(2.0 * math.pi)
+    units = np.linspace(-6.5, 6.5, count)
+    levels = [tuple(map(float, parts)) for parts in zip(*table.level, strict=True)]
+    first, last = (tuple(float(part[n]) for part in table.node) for n in (0, -1))
+    x = [math.hypot(a[1] * PEAKS.spread, a[2]) * units for a in (*levels, last)]
+    p, q = np.zeros(rows), np.ones(rows)
+    if table.target is not None:
+        p, q = np.transpose(table.target)
+    f = [p[r] * x[r] + q[r] * PEAKS.denoise(x[r], levels[r]) for r in range(rows)]
+    nodes = [(v.max() + v.min()) / 2.0 + (v.max() - v.min()) / 2.0 * NODES for v in f]
+    noise = np.zeros(rows) if table.noise is None else np.asarray(table.noise)
+    value = np.exp(2.0j * x[rows])
+    for r in reversed(range(rows)):
+        kept = [k for k in live[r + 1] if k != r]
+        before = np.empty((count, *[len(NODES)] * len(live[r])), dtype=complex)
+        for index in itertools.product(range(len(NODES)), repeat=len(kept)):
+            chosen = dict(zip(kept, index, strict=True))
+            ends = table.carry[r] * x[r] + reads[r].get(r, 0.0) * f[r]
+            ends = ends + sum(reads[r].get(k, 0.0) * nodes[k][i] for k, i in chosen.items())
+            for k in live[r]:
+                ends = ends if k in chosen else ends[..., None] + reads[r].get(k, 0.0) * nodes[k]
+            ends = np.clip(ends[..., None] + noise[r] * z, x[r + 1][0], x[r + 1][-1])
+            part = value[(slice(None), *(chosen.get(k, slice(None)) for k in live[r + 1]))]
+            found = CubicSpline(x[r + 1], part, axis=0)(ends)
+            if r in live[r + 1]:
+                found = np.einsum("i...g,ig->i...", found, at_nodes(nodes[r], f[r]))
+            before[(slice(None), *(chosen.get(k, slice(None)) for k in live[r]))] = found @ share
+        value = before
+    y = math.hypot(first[1] * PEAKS.spread, first[2]) * units
+    if table.start is not None:
+        scale, added = np.ravel(table.start)
+        value = CubicSpline(x[0], value)(np.clip(scale * y[:, None] + added * z, x[0][0], x[0][-1])) @ share
+    return complex(np.sum(value * mixture_density(*first[1:])(y)) * (y[1] - y[0]))
+
+
+def uneven(n: int) -> np.ndarray:
+    """Times from log-SNR -1 to 0.8, of steps of 1 and 2 in turn."""
+    widths = np.resize([1.0, 2.0], n)
+    return FLOW.time(np.concatenate([[-1.0], -1.0 + 1.8 * np.cumsum(widths) / np.sum(widths)]))
+
+
+MIXED: dict[str, Options] = {
+    "ddim": {"eta": 0.8}, "ddpm": {}, "euler_ancestral": {"eta": 0.8}, "sde_dpmpp_1": {"eta": 0.8},
+    "seeds_1": {"eta": 0.8}, "heun_churn": {"s_churn": 5.0}, "dpm_2_ancestral": {"eta": 0.8},
+    "dpmpp_2s_ancestral": {"eta": 0.8}, "sa_solver": {"tau": 0.8}, "sa_solver_corrected": {"tau": 0.8},
+    "sde_dpmpp_2s": {"eta": 0.8}, "sde_dpmpp_2s_one_noise": {"eta": 0.8}, "sde_dpmpp_3s": {"eta": 0.8},
+    "sde_dpmpp_2m": {"eta": 0.64}, "sde_dpmpp_2m_corrected": {"eta": 0.8}, "sde_dpmpp_3m": {"eta": 0.64},
+    "sde_dpmpp_3m_corrected": {"eta": 0.8}, "seeds_2": {"eta": 0.8}, "restart": {},
+    "velocity_sde": {"eta": 0.5, "sigma_data": 0.6},
+}  # fmt: skip
+TWO_VALUES = {"sa_solver", "sa_solver_corrected", "sde_dpmpp_3s", "sde_dpmpp_3m", "sde_dpmpp_3m_corrected"}
+"""Samplers that keep two values: seconds each."""
+
+
+@pytest.mark.claim("samplers-half", "samplers-noise-sde", "samplers-restart", "samplers-churn", "samplers-tau")
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=SLOW) if name in TWO_VALUES else name for name in STOCHASTIC]
+)
+def test_weak_order_on_a_mixture(name):
+    """Every sampler with noise, on data that are not normal, where the denoiser is curved and moments do not close."""
+    errors, steps = [], (16, 32)
+    for n in steps:
+        t = uneven(n)
+        options = options_of(name, n) if name == "restart" else MIXED[name]
+        found = carried_back(SAMPLERS[name].table(FLOW, t, **options))
+        errors.append(abs(found - characteristic(*points(FLOW, t[-1:])[0][1:])))
+    (slope,) = reference.slopes(steps, errors)
+    order = SAMPLERS[name].orders.weak
+    assert order is not None
+    assert slope > order - 0.28, errors
+    # these two begin above: from 16 to 64 steps their slopes fall from 2.3 to 2.2 and from 2.8 to 2.7
+    assert slope < order + 0.28 or name.startswith("sa_solver"), errors
+
+
+def test_the_two_quadratures_agree():
+    """Forward with the joint density, back with the expected value; a weight changed by 1 % shows."""
+    table = SAMPLERS["sde_dpmpp_2m"].table(FLOW, uneven(12), eta=0.64)
+    assert abs(carried_back(table) - forward(table)) < 1e-6
+    assert abs(carried_back(table, 161) - carried_back(table)) < 1e-5
+    wrong = np.array(table.weights)
+    wrong[5] *= 1.01
+    assert abs(carried_back(table._replace(weights=wrong)) - forward(table)) > 1e-4
+    stages = SAMPLERS["sde_dpmpp_2s"].table(FLOW, uneven(6), eta=0.8)
+
+    def step(x: np.ndarray, pair: np.ndarray, rng: Any) -> np.ndarray:
+        return SAMPLERS["sde_dpmpp_2s"](PEAKS.denoise, x, FLOW, pair, rng=rng, eta=0.8)
+
+    assert abs(carried_back(stages) - backward(step, uneven(6), mixture_density)) < 1e-6
+
+
 @pytest.mark.claim("samplers-independent")
 @pytest.mark.parametrize(
     ("kind", "order"), [("exact", 2), ("one", 1), ("independent", 1), ("seeds", 2)],
@@ -836,11 +956,16 @@ def test_restarts_visit_the_levels_they_say():
     assert restart(plain, [(1, 3, 0)]) is plain
 
 
-@pytest.mark.parametrize("jump", [(-1, 2, 1), (2, 2, 1), (3, 2, 1), (0, 7, 1), (0, 2, -1)])
+@pytest.mark.parametrize(
+    "jump",
+    [(-1, 2, 1), (2, 2, 1), (3, 2, 1), (0, 7, 1), (0, 2, -1), (0, 2), (0, 2, 1, 1), 3, None, (0, 2, True), (0, 2, 1.0)],
+)
 def test_jumps_outside_the_grid(jump):
     path = paths.noise(EDM, grids.karras(EDM, 6), coordinate="ratio")
-    with pytest.raises(ValueError, match="jumps must hold"):
+    with pytest.raises(ValueError, match=r"jumps must hold integers \(i, j, k\) with 0 <= i < j <= 6 and k >= 0, got"):
         restart(path, [jump])
+    with pytest.raises(ValueError, match="jumps must hold"):
+        restart(path, None if jump is None else 3)
 
 
 def test_restarts_need_a_plain_path():
@@ -1124,6 +1249,16 @@ def test_defaults():
             assert dict(sampler.options) == expected.get(name, default), name
 
 
+def test_multistep_samplers_with_noise_want_even_steps_in_log_snr():
+    """The figures in the notes of a sampler's call."""
+    edm, excess = schedules.edm(), []
+    for nodes in (grids.uniform_log_snr, grids.karras):
+        table = SAMPLERS["sde_dpmpp_2m_corrected"].table(edm, nodes(edm, 24))
+        excess.append(float(convergence.table_moments(table, mean=0.0, std=0.5).std) / 0.5 - 1.0)
+    assert [round(share, 2) for share in excess] == [0.07, 0.17]
+    assert "7 % too large there, 17 %" in Sampler.__call__.__doc__
+
+
 def test_what_lu_et_al_published():
     """SDE-DPM-Solver++(1) and (2M); stages with noise come from programs."""
     found = {name for name in STOCHASTIC if SAMPLERS[name].source == "Lu et al. 2022b"}
@@ -1139,8 +1274,14 @@ def test_what_lu_et_al_published():
 
 def test_names():
     assert samplers.dpmpp_2m is SAMPLERS["dpmpp_2m"]
-    with pytest.raises(AttributeError, match="no attribute 'dpmpp_9m'; the samplers are ddim, "):
-        _ = samplers.dpmpp_9m
+    for name, close in (("dpmpp_9m", "close names are dpmpp_3m, dpmpp_2m"), ("xyz", "the names are ddim, ddpm, ")):
+        with pytest.raises(AttributeError, match=f"no attribute '{name}'; SAMPLERS has no '{name}'; {close}"):
+            getattr(samplers, name)
+        with pytest.raises(KeyError, match=f"SAMPLERS has no '{name}'; {close}"):
+            SAMPLERS[name]
+    assert SAMPLERS.get("xyz") is None
+    assert "xyz" not in SAMPLERS
+    assert {*SAMPLERS, *samplers.__all__} <= set(dir(samplers))
     with pytest.raises(TypeError, match=r"options must be among \['eta'\] for DDIM, got \['s_churn'\]"):
         SAMPLERS["ddim"].table(FLOW, np.array([0.9, 0.1]), s_churn=1.0)
     with pytest.raises(TypeError):
@@ -1156,6 +1297,30 @@ def test_strengths_that_are_none(bad):
         churn_strength(EDM, grids.karras(EDM, 4), s_churn=bad)
     with pytest.raises(ValueError, match="tau must be a finite number >= 0"):
         tau_interval(bad)
+
+
+@pytest.mark.parametrize("ends", [(2.0, 1.0), (math.nan, 1.0), (0.0, math.nan), ("0", 1.0), (0.0, None), (True, 2.0)])
+def test_intervals_that_are_none(ends):
+    low, high = ends
+    with pytest.raises(ValueError, match="low and high must be numbers with low <= high, got"):
+        tau_interval(low=low, high=high)
+    with pytest.raises(ValueError, match="s_tmin and s_tmax must be numbers with s_tmin <= s_tmax, got"):
+        churn_strength(EDM, grids.karras(EDM, 4), s_churn=1.0, s_tmin=low, s_tmax=high)
+
+
+@pytest.mark.parametrize("t", [[1.0], 1.0, [0.5, 1.0], [1.0, math.nan], [1e9, 1.0]])
+def test_grids_without_a_step_have_no_churn(t):
+    with pytest.raises(ValueError, match="t must"):
+        churn_strength(EDM, np.asarray(t), s_churn=1.0)
+    with pytest.raises(TypeError, match="schedule must be a Schedule"):
+        churn_strength(None, np.asarray([2.0, 1.0]), s_churn=1.0)
+
+
+def test_strengths_are_fractions_whatever_the_numbers():
+    """An integer sigma/alpha must not cut tau to an integer, and integer times give the churn of the same floats."""
+    np.testing.assert_array_equal(tau_interval(0.8, high=2.0)(np.array([0, 1, 2, 3])), [0.0, 0.8, 0.8, 0.0])
+    assert churn_strength(EDM, np.array([4, 2, 1]), s_churn=0.5).tolist() == [0.25, 0.25]
+    assert tau_interval(low=1.0, high=1.0)(np.array([1.0, 1.1])).tolist() == [1.0, 0.0]
 
 
 @pytest.mark.parametrize("order", [1, 5, 0])
