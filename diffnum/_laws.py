@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from diffnum import _times
-from diffnum._arguments import choose, number
+from diffnum._arguments import choose, instance, number
 from diffnum._backend import Array, asfloat, concrete, namespace
 from diffnum.schedules import Level, Schedule
 
@@ -267,6 +267,8 @@ def importance(base: TimeLaw, sizes: Any, /) -> TimeLaw:
 
     Raises
     ------
+    TypeError
+        If `base` is no `TimeLaw`.
     ValueError
         If `sizes` is not a list of finite numbers > 0.
 
@@ -277,6 +279,7 @@ def importance(base: TimeLaw, sizes: Any, /) -> TimeLaw:
     >>> [float(law.density(place)) for place in (-1.0, 1.0)]
     [0.125, 0.375]
     """
+    instance("base", base, TimeLaw)
     shares = np.asarray(concrete(asfloat(sizes, "sizes")), dtype=float)
     if shares.ndim != 1 or shares.size < 1 or not (np.all(shares > 0) and np.all(np.isfinite(shares))):
         msg = f"sizes must be a list of finite numbers > 0, got {sizes!r}"
@@ -331,6 +334,8 @@ def importance_weight(law: TimeLaw, base: TimeLaw, log_snr: Array, /) -> Array:
 
     Raises
     ------
+    TypeError
+        If `law` or `base` is no `TimeLaw`.
     ValueError
         If a level has density 0 under `law` and values are known.
 
@@ -341,6 +346,8 @@ def importance_weight(law: TimeLaw, base: TimeLaw, log_snr: Array, /) -> Array:
     >>> float(importance_weight(importance(base, [1.0, 3.0]), base, -1.0))
     2.0
     """
+    instance("law", law, TimeLaw)
+    instance("base", base, TimeLaw)
     places = asfloat(log_snr, "log_snr")
     drawn = law.density(places)
     known = concrete(drawn)

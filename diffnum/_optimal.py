@@ -15,7 +15,7 @@ import numpy as np
 from scipy.interpolate import CubicSpline
 
 from diffnum import _backend, paths
-from diffnum._arguments import choose, instance
+from diffnum._arguments import choose, finite, instance
 from diffnum._backend import Array, concrete
 from diffnum.adaptive import PAIR_43, solve_adaptive
 from diffnum.paths import Path
@@ -79,10 +79,10 @@ def optimal(
     Raises
     ------
     TypeError
-        If `schedule` is no `Schedule`.
+        If `schedule` is no `Schedule`, `denoise` or `path` not callable, or what `path` makes no `Path`.
     ValueError
-        If `steps` is not an integer >= 1, `order` not 1 to 4, `x` has no samples, or the path's coordinate is infinite
-        at an end.
+        If `steps` is not an integer >= 1, `order` not 1 to 4, `x` has no samples or is not finite, or the path's
+        coordinate is infinite at an end.
     RuntimeError
         If the reference cannot be computed.
 
@@ -134,11 +134,14 @@ class _Reference:
     """Exact states and values along trajectories, between 0 and 1 of the path's coordinate; errors of steps on them."""
 
     def __init__(self, schedule: Schedule, denoise: Any, x: Array, path: Any, *, end: bool) -> None:
-        x = _backend.asfloat(x)
+        x = finite("x", x)
+        instance("denoise", denoise, Callable)
+        instance("path", path, Callable)
         if x.ndim < 1 or 0 in x.shape:
             msg = f"x must have shape (n, ...) with n >= 1, got {tuple(x.shape)}"
             raise ValueError(msg)
         self._path = path(schedule, np.asarray([schedule.t_noise, schedule.t_clean]))
+        instance("path(schedule, t)", self._path, Path)
         self._start, stop = (float(self._path.coordinate(level)) for level in (self._path.first, self._path.last))
         self._length = stop - self._start
         found = _host(solve_adaptive(denoise, x, self._path, rtol=_TOLERANCE, atol=_TOLERANCE).t)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import array_api_compat
 import numpy as np
 
-from diffnum._arguments import choose
+from diffnum._arguments import choose, instance
 from diffnum._backend import Array, asfloat, cast, concrete, convert, hypot, matches, namespace, state_dtype
 from diffnum.schedules import Level, Schedule
 
@@ -257,9 +257,12 @@ def scales(level: Level) -> tuple[Array, Array]:
 
     Raises
     ------
+    TypeError
+        If `level` is no `Level` or not real.
     ValueError
         If values are known and no level has them.
     """
+    instance("level", level, Level)
     alpha, sigma = asfloat(level.alpha, "level.alpha"), asfloat(level.sigma, "level.sigma")
     xp = namespace(alpha, sigma)
     if namespace(alpha) is not xp:
@@ -304,7 +307,7 @@ def apply(x: Array, value: Array, p: Coefficient, q: Array, name: str) -> Array:
     x = asfloat(x)
     value = value if array_api_compat.is_array_api_obj(value) else np.asarray(value)
     if not matches(value, x):
-        kinds = [f"{type(v).__module__.partition('.')[0]}.{type(v).__name__}" for v in (value, x)]
+        kinds = [f"{type(v).__module__.partition('.')[0]}.{type(v).__name__} ({v.dtype})" for v in (value, x)]
         msg = f"{name} must be a real array of the library of x, got {kinds[0]} for x of {kinds[1]}"
         raise TypeError(msg)
     if value.shape != x.shape:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from diffnum import _targets
-from diffnum._arguments import choose, number
+from diffnum._arguments import choose, instance, number
 from diffnum._backend import Array, asfloat, concrete, convert, namespace
 from diffnum._laws import TimeLaw
 from diffnum._targets import Target
@@ -105,7 +105,7 @@ def snr_weight(level: Level, /, *, target: Target = "x0", schedule: Schedule | N
     >>> round(float(snr_weight(Level(0.5, 0.8, 0.4))), 12)
     4.0
     """
-    snr = 2.0 * asfloat(level.log_snr)
+    snr = _twice_log_snr(level)
     return _weight(level, snr, namespace(snr).zeros_like(snr), target, schedule)
 
 
@@ -137,7 +137,7 @@ def truncated_snr_weight(level: Level, /, *, target: Target = "x0", schedule: Sc
     >>> [round(float(truncated_snr_weight(Level(0.5, a, 0.4))), 12) for a in (0.8, 0.2)]
     [4.0, 1.0]
     """
-    snr = 2.0 * asfloat(level.log_snr)
+    snr = _twice_log_snr(level)
     xp = namespace(snr)
     zero = xp.zeros_like(snr)
     return _weight(level, xp.maximum(snr, zero), xp.maximum(-snr, zero), target, schedule)
@@ -182,7 +182,7 @@ def min_snr_weight(
     [5.0, 0.555556]
     """
     top = math.log(number("gamma", gamma, above=0.0))
-    snr = 2.0 * asfloat(level.log_snr)
+    snr = _twice_log_snr(level)
     xp = namespace(snr)
     zero = xp.zeros_like(snr)
     return _weight(level, xp.minimum(snr, zero + top), xp.minimum(zero, top - snr), target, schedule)
@@ -226,7 +226,7 @@ def edm_weight(
     8.0
     """
     floor = -2.0 * math.log(number("sigma_data", sigma_data, above=0.0))
-    snr = 2.0 * asfloat(level.log_snr)
+    snr = _twice_log_snr(level)
     xp = namespace(snr)
     zero = xp.zeros_like(snr)
     return _weight(level, _log_add(snr, zero + floor), _log_add(zero, floor - snr), target, schedule)
@@ -277,7 +277,7 @@ def sigmoid_weight(
     0.5
     """
     bias = number("bias", bias)
-    snr = 2.0 * asfloat(level.log_snr)
+    snr = _twice_log_snr(level)
     zero = namespace(snr).zeros_like(snr)
     return _weight(level, -_log_add(-snr, zero - bias), -_log_add(zero, snr - bias), target, schedule)
 
@@ -319,7 +319,8 @@ def elbo_weight(level: Level, law: TimeLaw, /, *, target: Target = "eps", schedu
     >>> round(float(elbo_weight(schedules.cosine().level_at(0.5), uniform_log_snr(-4.0, 4.0))), 12)
     8.0
     """
-    place = asfloat(level.log_snr)
+    instance("law", law, TimeLaw)
+    place = 0.5 * _twice_log_snr(level)
     density = law.density(place)
     known = concrete(density)
     if known is not None and not np.all(known > 0):
@@ -418,6 +419,12 @@ def same_loss(first: Loss, second: Loss, /, *, log_snr: Array | None = None, rto
         return False
     ratio = a[a > 0] / b[a > 0]
     return bool(np.ptp(ratio) <= rtol * np.max(ratio))
+
+
+def _twice_log_snr(level: Level) -> Array:
+    """Logarithm of the signal-to-noise ratio, which is that of squares."""
+    instance("level", level, Level)
+    return 2.0 * asfloat(level.log_snr)
 
 
 def _weight(level: Level, log_x0: Array, log_eps: Array, target: str, schedule: Schedule | None) -> Array:

@@ -183,7 +183,7 @@ def solve_adaptive(
     Raises
     ------
     TypeError
-        If `x` is not floating point.
+        If `x` is not floating point, or `denoise` not callable.
     ValueError
         If the path is stochastic, has gaps or an infinite coordinate at an end, starts at sigma = 0 where f is
         singular, or an option is out of range.
@@ -217,6 +217,7 @@ def solve_adaptive(
     >>> solution.x.round(4).tolist(), int(solution.accepted), int(solution.evaluations)
     ([[0.9107], [-0.6998]], 26, 130)
     """
+    instance("denoise", denoise, Callable)
     _check_path(path)
     _check_pair(pair)
     _check_controller(controller)

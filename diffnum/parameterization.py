@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffnum import _targets
-from diffnum._arguments import choose, instance, number
+from diffnum._arguments import choose, finite, instance, number
 from diffnum._backend import Array, asfloat, cast, concrete, hypot, namespace, state_dtype
 from diffnum._laws import (
     TimeLaw,
@@ -535,7 +535,7 @@ def precondition(
         What F stands for, see `preconditioning`; `network_target` is what it learns.
     sigma_data : float, optional
         Standard deviation of the data, > 0.
-    centre : float or array, optional
+    centre : float or array broadcastable to x, optional
         Mean of the data.
     condition : callable, optional
         ``condition(level) -> c``, what the network is told of the level; c_noise = -log_snr/4 if None.
@@ -591,7 +591,7 @@ def precondition(
         y = y - _targets.spread(level.alpha, x) * middle
         told = c.c_noise if condition is None else condition(level)
         seen = cast(_targets.spread(c.c_in, x) * y, x.dtype)
-        centred = _targets.apply(y, cast(network(seen, told), y.dtype), c.c_skip, c.c_out, "network(y, c)")
+        centred = _targets.apply(y, network(seen, told), c.c_skip, c.c_out, "network(y, c)")
         return cast(middle + centred, x.dtype)
 
     return denoise
@@ -620,7 +620,7 @@ def network_target(
         As in `precondition`.
     sigma_data : float, optional
         Standard deviation of the data, > 0.
-    centre : float or array, optional
+    centre : float or array broadcastable to x, optional
         Mean of the data.
     schedule : Schedule, optional
         Needed for "flow".
@@ -688,7 +688,11 @@ def _denoiser(network: Denoiser, source: str, schedule: Schedule | None) -> Deno
 
 def _centre(centre: Array | float, x: Array) -> Array:
     """The mean of the data, in the library and state dtype of `x`."""
-    values = asfloat(centre, "centre")
+    values = finite("centre", centre)
+    shape, wanted = tuple(values.shape), tuple(x.shape)
+    if len(shape) > len(wanted) or any(m not in {1, n} for m, n in zip(shape[::-1], wanted[::-1], strict=False)):
+        msg = f"centre must broadcast to x of shape {wanted}, got shape {shape}"
+        raise ValueError(msg)
     return _targets.convert(values, x, state_dtype(x))
 
 

@@ -821,3 +821,9 @@ def test_what_is_no_pair_is_named():
             solve_adaptive(lambda x, level, output=output: output, np.zeros(2), path, has_aux=True)
     with pytest.raises(TypeError, match="aux must be real numbers"):
         solve_adaptive(lambda x, level: (x, x * 1j), np.zeros(2), path, has_aux=True)
+
+
+def test_a_denoiser_is_something_to_call():
+    path = paths.velocity(schedules.rectified_flow(), np.asarray([0.9, 0.1]))
+    with pytest.raises(TypeError, match="denoise must be a Callable, got NoneType"):
+        solve_adaptive(None, np.zeros(2), path)

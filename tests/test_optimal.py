@@ -231,3 +231,30 @@ def test_refusals():
             grids.optimal(FLOW, 4, denoise, x)
     with pytest.raises(ValueError, match="path must have a finite coordinate at both ends"):
         grids.optimal(FLOW, 4, denoise, X, path=paths.x0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"x": None}, TypeError, "x must be real numbers"),
+        ({"x": X * 1j}, TypeError, "x must be real numbers"),
+        ({"x": X * math.nan}, ValueError, "x must be finite"),
+        ({"x": np.zeros((0, 1))}, ValueError, r"x must have shape \(n, ...\) with n >= 1, got \(0, 1\)"),
+        ({"denoise": None}, TypeError, "denoise must be a Callable, got NoneType"),
+        ({"denoise": lambda x, level: x[0]}, ValueError, "denoise must return an array of the shape of x"),
+        ({"path": None}, TypeError, "path must be a Callable, got NoneType"),
+        ({"path": lambda schedule, t: t}, TypeError, r"path\(schedule, t\) must be a Path, got ndarray"),
+        ({"path": paths.x0}, ValueError, "path must have a finite coordinate at both ends"),
+        ({"schedule": None}, TypeError, "schedule must be a Schedule, got NoneType"),
+    ],
+)
+def test_what_has_no_nodes(changes, error, message):
+    given = {"schedule": FLOW, "denoise": MIXTURE.denoise, "x": X, "path": VELOCITY} | changes
+    with pytest.raises(error, match=message):
+        grids.optimal(given["schedule"], 4, given["denoise"], given["x"], path=given["path"])
+
+
+def test_points_in_a_list_and_in_float32():
+    wanted = grids.optimal(FLOW, 4, MIXTURE.denoise, X[:8], path=VELOCITY)
+    for x in (X[:8].tolist(), X[:8].astype(np.float32)):
+        np.testing.assert_allclose(grids.optimal(FLOW, 4, MIXTURE.denoise, x, path=VELOCITY), wanted, rtol=1e-4)

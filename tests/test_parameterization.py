@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -278,10 +279,10 @@ def test_a_network_of_another_library_is_named():
     torch = pytest.importorskip("torch")
     level = Level(0.5, 0.5, 0.5)
     with pytest.raises(
-        TypeError, match=r"network\(x, level\) must be .* library of x, got numpy.ndarray for x of torch.T"
+        TypeError, match=r"network\(x, level\) must be .* library of x, got numpy.ndarray .float64. for x of torch.T"
     ):
         par.from_eps(lambda x, level: np.ones(2))(torch.ones(2), level)
-    with pytest.raises(TypeError, match=r"got torch.Tensor for x of numpy.ndarray"):
+    with pytest.raises(TypeError, match=r"got torch.Tensor \(torch.float32\) for x of numpy.ndarray"):
         par.from_eps(lambda x, level: torch.ones(2))(np.ones(2), level)
 
 
@@ -295,3 +296,60 @@ def test_a_network_of_indices():
         level = schedule.level((k + 1) / 20)
         np.testing.assert_allclose(denoise(np.ones(1), level), 1.0 / np.sqrt(kept[k]), rtol=1e-12)
     np.testing.assert_allclose(told, [0, 7, 19], atol=1e-12)
+
+
+NOT_LEVELS = (None, (0.5, 0.6, 0.4), 0.5)
+
+
+@pytest.mark.parametrize("level", NOT_LEVELS, ids=["none", "tuple", "number"])
+def test_what_is_no_level_is_named(level):
+    x = np.ones(2)
+    for function in (
+        *(functools.partial(f, x, x, level, source="eps") for f in (par.to_x0, par.to_eps, par.to_v, par.to_score)),
+        lambda: par.from_v(lambda x, level: x)(x, level),
+        lambda: par.preconditioning(level),
+        lambda: par.network_target(x, x, level),
+        lambda: par.edm_weight(level),
+        lambda: par.snr_weight(level),
+        lambda: par.min_snr_weight(level),
+        lambda: par.truncated_snr_weight(level),
+        lambda: par.sigmoid_weight(level),
+        lambda: par.elbo_weight(level, par.log_normal()),
+        lambda: par.convert_weight(1.0, level, source="x0", target="eps"),
+    ):
+        # eps from eps asks nothing of a level but that it is one
+        with pytest.raises(TypeError, match="level must be a Level, got"):
+            function()
+
+
+def test_what_is_no_law_is_named():
+    law, level = par.log_normal(), Level(0.5, 0.6, 0.4)
+    for function, name in (
+        (lambda: par.elbo_weight(level, None), "law"),
+        (lambda: par.importance(None, [1.0, 2.0]), "base"),
+        (lambda: par.importance_weight(None, law, 0.0), "law"),
+        (lambda: par.importance_weight(law, None, 0.0), "base"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name} must be a TimeLaw, got NoneType"):
+            function()
+
+
+@pytest.mark.parametrize("centre", [np.ones(3), np.ones((2, 1)), np.ones((1, 2)), math.nan, [1.0, math.inf]])
+def test_centres_that_do_not_fit(centre):
+    x, level = np.ones(2), Level(0.5, 0.6, 0.4)
+    for function in (
+        lambda: par.precondition(lambda y, c: y, centre=centre)(x, level),
+        lambda: par.network_target(x, x, level, centre=centre),
+    ):
+        with pytest.raises(
+            ValueError, match=r"centre must be finite|centre must broadcast to x of shape \(2,\), got shape"
+        ):
+            function()
+
+
+def test_outputs_of_a_network_that_are_none():
+    level = Level(0.5, 0.6, 0.4)
+    assert par.precondition(lambda y, c: [0.0, 0.0])(np.ones(2), level).shape == (2,), "a list is NumPy's"
+    for output in (None, "a", [None, None], np.ones(2) * 1j):
+        with pytest.raises(TypeError, match=r"network\(y, c\) must be a real array of the library of x, got numpy"):
+            par.precondition(lambda y, c, output=output: output)(np.ones(2), level)
