@@ -1184,6 +1184,7 @@ def test_gaps_are_bridged_by_the_forward_kernel(geometry: str) -> None:
     churned = paths.churn(paths.x0(schedule, t), 0.3, s_noise=1.1)
     np.testing.assert_allclose(churned.start.sigma / churned.start.alpha, 1.3 * np.exp([1.0, -0.2, -0.9]), rtol=1e-12)
     assert (churned.steps, churned.gaps, churned.stochastic, churned.gap_noise) == (3, True, False, 1.1)
+    assert paths.churn(paths.x0(schedule, t), 0.3).gap_noise == 1.0
     assert float(churned.first.log_snr) == pytest.approx(-1.0, rel=1e-13)
     table = adams_bashforth(churned, 1)
     a, b = churned.first, Level(*(part[0] for part in churned.start))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_solvers as reference
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy.interpolate import CubicSpline
 
@@ -656,6 +656,11 @@ def test_orders_on_a_stiff_equation(make, order):
     steps = (20, 40) if order == 4 else (40, 80)
     (slope,) = reference.slopes(steps, [prothero_robinson(n, make) for n in steps])
     assert slope == pytest.approx(order, abs=0.1)
+
+
+def test_orders_that_methods_state():
+    stated = {EULER: 1, HEUN: 2, MIDPOINT: 2, RUNGE_KUTTA_3: 3, KUTTA_3: 3, STIFF_3: 3, STIFF_4: 4, KROGSTAD: 4}
+    assert {method: method.order for method in stated} == stated
 
 
 @pytest.mark.claim("solvers-stiff-order")
@@ -1636,6 +1641,8 @@ def path_of_four() -> paths.Path:
 
 
 @given(st.integers().filter(lambda k: not 1 <= k <= 4))
+@example(0)
+@example(5)
 def test_orders_out_of_range(order):
     with pytest.raises(ValueError, match=f"order must be an integer from 1 to 4, got {order}"):
         adams_bashforth(path_of_four(), order)
