@@ -85,6 +85,13 @@ MODULES = {
         "kernels/_logspace.py",
         "kernels/_tokens.py",
     ],
+    "discrete/elbo": [
+        "discrete/elbo.py",
+        "discrete/_terms.py",
+        "discrete/_scores.py",
+        "discrete/_exact.py",
+        "discrete/_oracles.py",
+    ],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
 """Module -> files in diffnum/ that its tests answer for."""

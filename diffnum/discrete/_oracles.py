@@ -29,7 +29,7 @@ _SUM = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A law of sequences given by all its probabilities; `table` makes it.
+    """A law of sequences given by all its probabilities, :eq:`discrete-elbo-table`; `table` makes it.
 
     Parameters
     ----------
@@ -39,8 +39,8 @@ class Table:
     Examples
     --------
     >>> import numpy as np
-    >>> from diffnum.discrete import _oracles
-    >>> model = _oracles.table(np.array([[0.4, 0.1], [0.1, 0.4]]))
+    >>> from diffnum.discrete import elbo
+    >>> model = elbo.table(np.array([[0.4, 0.1], [0.1, 0.4]]))
     >>> round(model.entropy, 6)
     1.19355
     """
@@ -99,7 +99,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class MarkovChain:
-    """A Markov chain of tokens; `markov` makes it.
+    """A Markov chain of tokens, :eq:`discrete-elbo-markov`; `markov` makes it.
 
     Parameters
     ----------
@@ -111,8 +111,8 @@ class MarkovChain:
     Examples
     --------
     >>> import numpy as np
-    >>> from diffnum.discrete import _oracles
-    >>> chain = _oracles.markov([0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]])
+    >>> from diffnum.discrete import elbo
+    >>> chain = elbo.markov([0.5, 0.5], [[0.9, 0.1], [0.2, 0.8]])
     >>> round(float(chain.log_probability(np.array([[0, 0, 1]]))[0]), 6)  # log(.5 .9 .1)
     -3.101093
     """
@@ -172,7 +172,7 @@ class MarkovChain:
 
 
 def table(law: Array, /, *, mask: bool = False) -> Table:
-    """A law of sequences from the probabilities of all of them.
+    """A law of sequences from the probabilities of all of them, :eq:`discrete-elbo-table`.
 
     Parameters
     ----------
@@ -196,8 +196,8 @@ def table(law: Array, /, *, mask: bool = False) -> Table:
     Examples
     --------
     >>> import numpy as np
-    >>> from diffnum.discrete import _oracles
-    >>> _oracles.table(np.full((2, 2, 2), 1 / 8), mask=True).law.shape
+    >>> from diffnum.discrete import elbo
+    >>> elbo.table(np.full((2, 2, 2), 1 / 8), mask=True).law.shape
     (3, 3, 3)
     """
     law = _probabilities("law", law, tuple(range(np.ndim(law))))
@@ -208,7 +208,7 @@ def table(law: Array, /, *, mask: bool = False) -> Table:
 
 
 def markov(initial: Array, transition: Array, /, *, mask: bool = False) -> MarkovChain:
-    """A Markov chain of tokens.
+    """A Markov chain of tokens, :eq:`discrete-elbo-markov`.
 
     Parameters
     ----------
@@ -233,8 +233,8 @@ def markov(initial: Array, transition: Array, /, *, mask: bool = False) -> Marko
 
     Examples
     --------
-    >>> from diffnum.discrete import _oracles
-    >>> _oracles.markov([1.0, 0.0], [[0.5, 0.5], [1.0, 0.0]]).initial
+    >>> from diffnum.discrete import elbo
+    >>> elbo.markov([1.0, 0.0], [[0.5, 0.5], [1.0, 0.0]]).initial
     array([1., 0.])
     """
     start, step = _probabilities("initial", initial, (-1,)), _probabilities("transition", transition, (-1,))
