@@ -42,9 +42,10 @@ format: venv  ## let ruff rewrite the sources
 bench: venv  ## measure speed, as ratios
 	@$(PY) -m bench
 
-bench-peers:  ## the default sampler beside k-diffusion and diffusers, in .venv-peers (over 1 GB)
+bench-peers:  ## default sampler and linear cross-entropy beside public packages, in .venv-peers (2 GB)
 	@$(SYSTEM_PYTHON) tools/peers.py $(VENV)-peers --python "$(asked)"
 	@$(VENV)-peers/bin/python -m bench.peers
+	@$(VENV)-peers/bin/python -m bench.cross_entropy
 
 mutants: venv  ## change the library line by line and count what the tests notice
 	@$(PY) tools/mutants.py

@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "_build" / "bench-cross-entropy.json"
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 PACKAGES = ("numpy", "jax", "torch", "optax", "tokamax", "cut-cross-entropy")
+MARK = "bench: "
 Call = Callable[[], Any]
 
 
@@ -214,16 +215,21 @@ def work(name: str, tokens: int, folder: Path) -> None:
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     base = status("VmRSS")
     run()
-    print("ready", flush=True)
+    say("ready")
     for _ in sys.stdin:
         start = time.perf_counter()
         out = run()
-        print(time.perf_counter() - start, flush=True)
+        say(time.perf_counter() - start)
         del out
     peak = status("VmHWM") - base - arrays[0].nbytes - arrays[1].nbytes
     loss, parts = gradients_of(run())
     errors = [off(part, np.load(folder / f"{which}.npy", mmap_mode="r")) for which, part in enumerate(parts)]
-    print(json.dumps({"peak": peak, "loss": loss, "errors": errors}), flush=True)
+    say({"peak": peak, "loss": loss, "errors": errors})
+
+
+def say(answer: Any) -> None:
+    """One line that is told from those which packages print."""
+    print(MARK + json.dumps(answer), flush=True)
 
 
 def gradients_of(out: Any) -> tuple[float, tuple[np.ndarray, ...]]:
@@ -257,31 +263,35 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self.ready = self._line() == "ready"
+        self.ready = self._answer() == "ready"
 
-    def _line(self) -> str:
+    def _answer(self) -> Any:
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        for line in self.process.stdout:
+            if line.startswith(MARK):
+                return json.loads(line[len(MARK) :])
+        self.process.wait()
+        return None
 
     def call(self) -> float:
         """Seconds of one call."""
         assert self.process.stdin is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
-        return float(self._line())
+        return float(self._answer())
 
     def finish(self) -> dict[str, Any]:
         """Peak, loss and errors."""
         assert self.process.stdin is not None
         self.process.stdin.close()
-        found = json.loads(self._line())
+        found = self._answer()
         self.process.wait()
         return found
 
 
-def run(*, quick: bool) -> list[Row]:
+def run(*, quick: bool, rounds: int = 7) -> list[Row]:
     """Rows of the report."""
-    tokens, repeats = (256, 1) if quick else (TOKENS, 7)
+    tokens, repeats = (256, 1) if quick else (TOKENS, rounds)
     hidden, weight, targets = inputs(tokens)
     from diffnum.cross_entropy import linear_cross_entropy_and_grad
 
@@ -299,7 +309,6 @@ def run(*, quick: bool) -> list[Row]:
                 if worker.ready:
                     workers[method] = worker
                     break
-                worker.process.wait()
         times: dict[str, list[float]] = {method: [] for method in workers}
         for number in range(repeats):
             for method in list(workers)[::-1] if number % 2 else list(workers):
@@ -341,9 +350,11 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--quick", action="store_true", help="fewer tokens, one round")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args()
     if options.work is not None:
+        del sys.argv[1:]  # tokamax would read them as options of its own
         package = METHODS[options.work][0]
         if package is not None:
             __import__(package)
@@ -351,7 +362,7 @@ def main() -> None:
         return
     from bench.__main__ import table
 
-    rows, packages = run(quick=options.quick), versions()
+    rows, packages = run(quick=options.quick, rounds=options.rounds), versions()
     print(f"\n{rows[0]['section']}\n{table(rows)}")
     print(", ".join(f"{name} {number or '(not installed)'}" for name, number in packages.items()))
     options.output.parent.mkdir(parents=True, exist_ok=True)

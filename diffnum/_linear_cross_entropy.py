@@ -170,7 +170,7 @@ def logits(layer: Layer, inputs: Inputs, valid: Array | None, hidden: Array, col
     array
         Shape (columns, n), a temporary of the caller.
     """
-    weight = _backend.slice_axis(inputs.weight, *columns, 0)
+    weight = _classes(inputs, valid, columns)
     z = _backend.matmul(weight, hidden.T, layer.dtype)
     xp = _backend.namespace(z)
     if inputs.bias is not None:
@@ -305,7 +305,7 @@ def gradients(
             where = {"rows": (row, rows), "columns": (column, columns)}
             g = _pull_back(layer, constants, e, pull, slope=slope, factor=_factor(pull, part), **where)
             if wanted[0]:
-                w = _backend.slice_axis(weight, column, columns, 0)
+                w = _classes(inputs, constants.valid, (column, columns))
                 of_hidden = _backend.add_rows(of_hidden, row, _backend.matmul(g.T, w, layer.dtype))
             if wanted[1]:
                 of_weight = of_weight + _scale(layer, inputs, _backend.matmul(g, h, layer.dtype))
@@ -399,7 +399,7 @@ def statistics_and_gradients(
             where = {"rows": (row, rows), "columns": (column, columns)}
             g = _pull_back(layer, constants, e, pull, slope=slope, factor=share, **where)
             if wanted[0]:
-                w = _backend.slice_axis(weight, column, columns, 0)
+                w = _classes(inputs, constants.valid, (column, columns))
                 of_rows = of_rows + _backend.matmul(g.T, w, layer.dtype)
             if wanted[1]:
                 of_weight = _backend.add_rows(
@@ -530,6 +530,15 @@ def _tokens(layer: Layer, inputs: Inputs, constants: Constants, rows: tuple[Any,
         return hidden
     xp = _backend.namespace(hidden)
     return xp.where((_backend.slice_axis(constants.targets, *rows, 0) != -1)[:, None], hidden, xp.zeros_like(hidden))
+
+
+def _classes(inputs: Inputs, valid: Array | None, columns: tuple[Any, int]) -> Array:
+    """Rows of the weight of a block of classes; those that are padding of any kind are 0."""
+    weight = _backend.slice_axis(inputs.weight, *columns, 0)
+    if valid is None:
+        return weight
+    xp = _backend.namespace(weight)
+    return xp.where((_numbers(columns, valid) < valid)[:, None], weight, xp.zeros_like(weight))
 
 
 def _scale(layer: Layer, inputs: Inputs, z: Array) -> Array:

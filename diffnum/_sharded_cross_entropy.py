@@ -7,6 +7,7 @@ so no derivative is taken of a collective operation.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 from . import _backend
@@ -57,8 +58,8 @@ def sharded_linear_cross_entropy(
     token_axis, class_axis : str or None, optional
         Names of mesh axes by which tokens and classes are divided; None where they are not.
     class_sizes : tuple of int or None, optional
-        How many of the P rows of each device are classes, at least 1: the others are padding, of any value, at the end
-        of the rows of that device. Classes are numbered without them, and their number V is the sum. None: all.
+        How many of the P rows of each device are classes, perhaps none: the others are padding, of any value, at the
+        end of the rows of that device. Classes are numbered without them; their number V >= 1 is the sum. None: all.
     bias, class_weight : jax.Array or None, optional
         As in `linear_cross_entropy`, in the rows of `weight`: shape (S P,).
     softcap, logit_scale, z_loss, label_smoothing, token_weight, ignore_index, reduction : optional
@@ -92,7 +93,13 @@ def sharded_linear_cross_entropy(
     ----------
     Shoeybi et al., "Megatron-LM: training multi-billion parameter language models using model parallelism" (2019).
     """
+    if getattr(weight, "ndim", 0) != 2:
+        msg = f"weight must have shape (S P, d), got {type(weight).__name__} of shape {getattr(weight, 'shape', ())}"
+        raise ValueError(msg)
     tokens_by, classes_by = (1 if axis is None else _devices(mesh, axis) for axis in (token_axis, class_axis))
+    if token_axis is not None and token_axis == class_axis:
+        msg = f"token_axis and class_axis must differ, got {token_axis!r} for both"
+        raise ValueError(msg)
     rows = weight.shape[0] // classes_by
     sizes = _sizes(class_sizes, weight.shape[0], classes_by)
     problem = prepare(
@@ -228,8 +235,12 @@ def _in_rows(problem: Problem, sizes: tuple[int, ...], rows: int) -> Problem:
 
 
 def _devices(mesh: Any, axis: str) -> int:
-    if axis not in mesh.shape:
-        msg = f"mesh must have the axis {axis!r}, got {tuple(mesh.shape)}"
+    shape = getattr(mesh, "shape", None)
+    if not isinstance(shape, Mapping):
+        msg = f"mesh must be a jax.sharding.Mesh, got {type(mesh).__name__}"
+        raise TypeError(msg)
+    if axis not in shape:
+        msg = f"mesh must have the axis {axis!r}, got {tuple(shape)}"
         raise ValueError(msg)
     return mesh.shape[axis]
 
@@ -244,7 +255,7 @@ def _sizes(sizes: Any, rows: int, shards: int) -> tuple[int, ...]:
         counts = tuple(operator.index(size) for size in sizes)
     except TypeError:
         counts = ()
-    if len(counts) != shards or not all(1 <= size <= rows // shards for size in counts):
-        msg = f"class_sizes must be {shards} integers from 1 to {rows // shards}, got {sizes!r}"
+    if len(counts) != shards or not all(0 <= size <= rows // shards for size in counts) or sum(counts) < 1:
+        msg = f"class_sizes must be {shards} integers from 0 to {rows // shards}, not all 0, got {sizes!r}"
         raise ValueError(msg)
     return counts

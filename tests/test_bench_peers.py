@@ -128,5 +128,13 @@ def test_pins_name_packages_and_nothing_else():
     lines = [line for line in (ROOT / "constraints-peers.txt").read_text().splitlines() if not line.startswith("#")]
     pins = dict(line.split("==") for line in lines)
     assert (pins["torch"], pins["diffusers"], pins["k-diffusion"]) == ("2.13.0", "0.42.1", "0.1.1.post1")
-    assert {name.lower() for name in environment.NEEDED + environment.ALONE} <= {name.lower() for name in pins}
+    assert (pins["jax"], pins["optax"], pins["tokamax"], pins["cut-cross-entropy"]) == (
+        "0.10.2",
+        "0.2.8",
+        "0.0.12",
+        "25.1.1",
+    )
+    assert {name.lower() for name in environment.NEEDED + environment.LOSSES + environment.ALONE} <= {
+        name.lower() for name in pins
+    }
     assert not any(mark in line for line in lines for mark in ("/", "@", ":"))

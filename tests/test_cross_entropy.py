@@ -784,15 +784,71 @@ def test_counted_bytes() -> None:
 def test_bytes_are_what_xla_reports(save: str) -> None:
     jax = pytest.importorskip("jax")
     shape = jax.ShapeDtypeStruct
-    for tokens, vocabulary in [(1031, 5003), (517, 9001)][: 1 if save == "logits" else 2]:
-        function = partial(linear_cross_entropy, save=save, chunk=(64, 512))
+    sizes = [(1031, 48, 5003, (64, 512)), (2048, 512, 50257, None), (1000, 256, 20011, (100, 1000))]
+    for tokens, features, vocabulary, chunk in sizes[: 1 if save == "logits" else 3]:
+        function = partial(linear_cross_entropy, save=save, chunk=chunk)
         lowered = jax.jit(jax.value_and_grad(function, argnums=(0, 1))).lower(
-            shape((tokens, 48), "float32"), shape((vocabulary, 48), "float32"), shape((tokens,), "int32")
+            shape((tokens, features), "float32"), shape((vocabulary, features), "float32"), shape((tokens,), "int32")
         )
         reported = lowered.compile().memory_analysis().temp_size_in_bytes
-        counted = linear_cross_entropy_bytes(tokens, 48, vocabulary, save=save, chunk=(64, 512))
-        assert reported == pytest.approx(counted.retained + counted.transient, rel=0.02)
-        assert reported < (0.7 if save == "logits" else 0.2) * counted.logits
+        memory = linear_cross_entropy_bytes(tokens, features, vocabulary, save=save, chunk=chunk)
+        counted = memory.retained + memory.transient
+        # shapes of the third kind leave XLA room to share
+        assert 0.99 * reported < counted < (1.15 if features == 256 else 1.003) * reported
+        assert reported < (0.7 if save == "logits" else 0.3) * memory.logits
+        if chunk is None:
+            assert counted < 150 * 2**20
+
+
+@pytest.mark.claim("cross_entropy-memory")
+def test_memory_grows_by_twelve_bytes_a_token_and_not_with_classes() -> None:
+    """What XLA reports for the two-sweep form at fixed blocks, beside inputs and gradients."""
+    jax = pytest.importorskip("jax")
+    shape = jax.ShapeDtypeStruct
+
+    def temporary(tokens: int, vocabulary: int) -> int:
+        function = partial(linear_cross_entropy, save="nothing", chunk=(64, 512))
+        lowered = jax.jit(jax.value_and_grad(function, argnums=(0, 1))).lower(
+            shape((tokens, 16), "float32"), shape((vocabulary, 16), "float32"), shape((tokens,), "int32")
+        )
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    small, more_tokens, more_classes = temporary(2000, 9001), temporary(20000, 9001), temporary(2000, 90001)
+    # beside 12 bytes a token, where each of 282 blocks begins
+    assert more_tokens - small <= 12 * 18000 + 16 * 282
+    assert abs(more_classes - small) < 4096
+
+
+@pytest.mark.claim("cross_entropy-accumulation")
+@pytest.mark.parametrize("confident", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_errors_are_no_larger_than_those_of_all_logits(dtype: str, confident: bool) -> None:
+    """Root mean square of the gradients' errors against float64, beside the plain loss in the same precision."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    rng = np.random.default_rng(0)
+    hidden = bfloat16(rng.standard_normal((300, 32)) * (3 if confident else 1))
+    weight = bfloat16(rng.standard_normal((3001, 32)))
+    logits = hidden.astype(float) @ weight.T.astype(float)
+    y = logits.argmax(-1) if confident else rng.integers(0, 3001, 300)
+    _, truth = linear_cross_entropy_and_grad(hidden.astype(float), weight.astype(float), y)
+
+    def plain(h: Any, w: Any) -> Any:
+        return -jax.nn.log_softmax(h @ w.T)[jnp.arange(300), y].mean()
+
+    def ours(h: Any, w: Any) -> Any:
+        return linear_cross_entropy(h, w, y, chunk=(64, 512))
+
+    arrays = jnp.asarray(hidden, dtype=dtype), jnp.asarray(weight, dtype=dtype)
+    errors = [
+        [
+            float(np.sqrt(np.mean((np.asarray(g.astype(jnp.float32), dtype=float) - t) ** 2)))
+            for g, t in zip(jax.jit(jax.grad(function, argnums=(0, 1)))(*arrays), truth, strict=False)
+        ]
+        for function in (ours, plain)
+    ]
+    for mine, other in zip(*errors, strict=True):
+        assert mine <= 1.02 * other
 
 
 # -- JAX --------------------------------------------------------------------------------------------------------------

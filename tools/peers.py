@@ -1,8 +1,8 @@
 """Make the environment of `make bench-peers`: `python tools/peers.py FOLDER [--python COMMAND]`.
 
-PyTorch and two public packages that run beside the library, apart from .venv: nothing else needs them, and they take
-more than a gigabyte. k-diffusion comes without its dependencies, which would replace PyTorch and NumPy by others; what
-its samplers need is in the list. Does nothing where the folder already holds what `constraints-peers.txt` pins.
+PyTorch, JAX and public packages that run beside the library, apart from .venv: nothing else needs them, and they take
+two gigabytes. k-diffusion comes without its dependencies, which would replace PyTorch and NumPy by others; what its
+samplers need is in the list. Does nothing where the folder already holds what `constraints-peers.txt` pins.
 """
 
 import argparse
@@ -16,12 +16,13 @@ from bootstrap import ROOT, find_python, version
 
 CONSTRAINTS = os.path.join(ROOT, "constraints-peers.txt")
 NEEDED = ["torch", "diffusers", "torchdiffeq", "numpy", "scipy", "scikit-learn", "array-api-compat", "mpmath"]
+LOSSES = ["jax", "optax", "tokamax", "cut-cross-entropy"]
 ALONE = ["k-diffusion", "torchsde", "trampoline"]
 
 
 def wanted():
     """Hash of what decides the contents of the environment."""
-    digest = hashlib.sha256(" ".join(NEEDED + ALONE).encode())
+    digest = hashlib.sha256(" ".join(NEEDED + LOSSES + ALONE).encode())
     with open(CONSTRAINTS, "rb") as file:
         digest.update(file.read())
     return digest.hexdigest()
@@ -42,7 +43,7 @@ def pip(python, *arguments):
     if subprocess.call(command + list(arguments)) != 0:
         sys.exit(
             f"bench-peers: pip could not install {' '.join(arguments)}.\n"
-            "The comparison needs a package index with the versions of constraints-peers.txt, and 1.5 GB of disk.\n"
+            "The comparison needs a package index with the versions of constraints-peers.txt, and 3 GB of disk.\n"
             "Nothing else of diffnum needs them; `python -m bench.peers --no-peers` measures our side alone."
         )
 
@@ -63,8 +64,8 @@ def main():
     print(f"creating {options.folder} with {python}", flush=True)
     if subprocess.call([python, "-m", "venv", "--clear", folder]) != 0:
         sys.exit("bench-peers: could not create a virtual environment (on Debian: apt install python3-venv)")
-    print(f"installing PyTorch, diffusers and k-diffusion into {options.folder} (some minutes)", flush=True)
-    pip(inner, *NEEDED)
+    print(f"installing PyTorch, JAX and the packages to compare with into {options.folder} (some minutes)", flush=True)
+    pip(inner, *NEEDED, *LOSSES)
     pip(inner, "--no-deps", *ALONE)
     with open(stamp, "w") as file:
         json.dump({"hash": wanted()}, file)

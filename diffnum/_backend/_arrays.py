@@ -87,7 +87,7 @@ def is_jax(x: Array) -> bool:
 
 
 def concrete(x: Array) -> np.ndarray | None:
-    """Host copy of `x` in NumPy, or None where its values are not known yet (while JAX traces).
+    """Host copy of `x` in NumPy, or None where its values are not known here: JAX traces, or another process has them.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def concrete(x: Array) -> np.ndarray | None:
         The values, for checks and for structure that must be decided before tracing.
     """
     if is_jax(x):
-        if isinstance(x, sys.modules["jax"].core.Tracer):
+        if isinstance(x, sys.modules["jax"].core.Tracer) or not getattr(x, "is_fully_addressable", True):
             return None
         return np.asarray(x)
     if array_api_compat.is_torch_array(x):
