@@ -611,6 +611,13 @@ def test_derivatives_of_rescaling_at_constant_samples():
     found = jax.grad(total)(jax.numpy.asarray([[1.0, 1.0], [1.0, 2.0]]))
     assert np.isfinite(found).all()
 
+    def to_constant(x):
+        """The conditional one is constant where the guided one is not: a quotient of 0, whose root has no slope."""
+        denoise = guidance.classifier_free(lambda x, level: 0.0 * x + 1.0, lambda x, level: x, 2.0, rescale=0.5)
+        return denoise(x, level).sum()
+
+    assert np.isfinite(jax.grad(to_constant)(jax.numpy.asarray([[1.0, 3.0], [1.0, 2.0]]))).all()
+
 
 def test_rescaling_needs_more_than_one_number():
     denoise = guidance.classifier_free(lambda x, level: x, lambda x, level: 0.0 * x, 2.0, rescale=0.5)

@@ -607,6 +607,53 @@ def test_strong_order_on_gaussian_data(name):
     assert abs(slope - SAMPLERS[name].orders.strong) <= 0.1, slope
 
 
+ETA_OF: dict[str, Callable[[Options], float]] = {
+    "path": lambda o: o["eta"], "ancestral": lambda o: o["eta"], "2M-SDE": lambda o: math.sqrt(o["eta"]),
+    "tau": lambda o: o["tau"], "": lambda o: 1.0,
+}  # fmt: skip
+"""Eta of the equation that a sampler's steps approach, from its options."""
+
+
+def from_exact_solution(name: str, n: int, *, wrong: float = 1.0) -> float:
+    """Root mean square distance of n steps from the exact solution of the equation on the same Brownian path.
+
+    The exact solution is the velocity path about the law of the data, on 4 steps for each draw of the sampler. What
+    the sampler draws is their sum, each with the factor that the linear part of its own path gives it on the way.
+    """
+    options = options_of(name, n)
+    eta = wrong * ETA_OF[SAMPLERS[name].eta](options)
+    table = SAMPLERS[name].table(NOISY, grid("uniform", NOISY, n), **options)
+    noisy = np.asarray(table.noise) > 0.0
+    first, last = (float(NOISY.log_snr(end)) for end in (NOISY.t_noise, NOISY.t_clean))
+    ends = np.append(np.asarray(table.level.log_snr)[1:], last)[noisy]
+    bounds = np.concatenate([[first], ends])
+    t = NOISY.time(np.interp(np.arange(4 * len(ends) + 1) / 4, np.arange(len(bounds)), bounds))
+    t[0], t[-1] = NOISY.t_noise, NOISY.t_clean
+    exact_table = SAMPLERS["velocity_sde"].table(NOISY, t, eta=eta, sigma_data=STD, centre=MEAN)
+    path = SAMPLERS[name].path(NOISY, t, **{**SAMPLERS[name].options, **options})
+    shares = np.reshape(carried(adams_bashforth(path, 1)), (-1, 4))
+    shares = shares / np.sqrt(np.sum(shares**2, axis=1, keepdims=True))
+    gains = response(table)[2][:-1][noisy]
+    missed = gains[:, None] * shares - np.reshape(response(exact_table)[2][:-1], (-1, 4))
+    return float(np.sqrt(np.sum(missed[8:] ** 2)))
+
+
+@pytest.mark.claim("samplers-noise-sde", "samplers-tau")
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=SLOW) if SAMPLERS[name].evaluations > 1 else name
+        for name in STOCHASTIC
+        if SAMPLERS[name].eta in ETA_OF
+    ],
+)
+def test_strong_order_against_the_exact_solution(name):
+    """Negative control: the equation whose eta is a tenth larger, which nothing here converges to."""
+    (slope,) = reference.slopes((120, 240), [from_exact_solution(name, n) for n in (120, 240)])
+    assert abs(slope - SAMPLERS[name].orders.strong) <= 0.1, slope
+    assert from_exact_solution(name, 240, wrong=1.1) > 1.5 * from_exact_solution(name, 240)
+
+
 @pytest.mark.claim("samplers-restart")
 def test_strong_order_of_restarts_is_that_of_the_ode():
     """The same single draw for every number of steps."""

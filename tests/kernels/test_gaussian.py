@@ -429,6 +429,16 @@ def test_samples_on_each_library(backend: Backend):
         np.testing.assert_allclose(backend.numpy(draw), wanted, rtol=1e-2 if dtype == "bfloat16" else 1e-6)
 
 
+def test_points_of_numpy_beside_those_of_another_library(backend: Backend):
+    """As constants, whichever comes first; the result is of the library that is not NumPy, in the first one's dtype."""
+    kernel = gaussian.posterior(FLOW.level(0.2), FLOW.level(0.7))
+    x, y = np.asarray([0.3, 1.0]), np.asarray([-0.2, 0.4])
+    for pair in ((backend.asarray(x, "float32"), y.tolist()), (x.tolist(), backend.asarray(y, "float32"))):
+        found = kernel.mean(*pair)
+        assert type(found) is type(backend.asarray(x))
+        np.testing.assert_allclose(backend.numpy(found), kernel.mean(x, y), rtol=1e-6)
+
+
 def test_jax_keys_one_for_each_sample():
     jax = pytest.importorskip("jax")
     kernel = gaussian.forward(FLOW.level(0.2), FLOW.level(0.7))
