@@ -89,6 +89,13 @@ def cross_entropy(*, quick: bool) -> list[Row]:
     return cross_entropy.run(quick=quick)
 
 
+def categorical(*, quick: bool) -> list[Row]:
+    """JAX: tokens, against random bits and a softmax."""
+    from bench import categorical
+
+    return categorical.run(quick=quick)
+
+
 SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
     "scan": (scan, "jax"),
     "diffrax": (diffrax, "diffrax"),
@@ -96,6 +103,7 @@ SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
     "loop": (loop, None),
     "logsumexp": (log_sum_exp, None),
     "cross_entropy": (cross_entropy, None),
+    "categorical": (categorical, "jax"),
 }
 """Name -> function, and the optional package it needs."""
 

@@ -111,3 +111,18 @@ def test_goals_cover_every_method():
     assert set(jax_bench.SIZES) == {10**3, 10**6, 10**7}
     assert set(jax_bench.GOALS) == set(jax_bench.tables(2))
     assert all(low < high for low, high in itertools.pairwise(numpy_bench.SIZES))
+
+
+def test_tokens_are_measured_against_their_rivals(monkeypatch):
+    """Small sizes: what is compared does the same work, and each goal has a row."""
+    pytest.importorskip("jax")
+    from bench import categorical
+
+    for name, value in (("VOCABULARY", 64), ("LENGTH", 512), ("ROWS", 32)):
+        monkeypatch.setattr(categorical, name, value)
+    rows = categorical.run(quick=True)
+    goals = {name: goal for _, _, chosen in categorical.RIVALS for name, goal in chosen.items()}
+    assert {line["name"]: line.get("goal") for line in rows} == goals
+    assert goals["q_sample"] == 1.3
+    assert goals["posterior, uniform"] == goals["posterior, absorbing"] == 2.0
+    assert all(line["over_rival"] > 0 for line in rows)
