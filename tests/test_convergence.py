@@ -1413,3 +1413,17 @@ def test_random_grids_of_the_wrong_things():
         random_ratio_grid("edm", 8)
     with pytest.raises(ValueError, match="start and stop must be two finite numbers, got 'a' and 1"):
         random_ratio_nodes("a", 1.0, 8)
+
+
+def test_no_variance_has_a_derivative():
+    """One datum, started where it is: the deviation is 0 for every grid, and so is its slope; a root's would be NaN."""
+    jax = pytest.importorskip("jax")
+    edm = schedules.edm()
+
+    def deviation(t):
+        table = solvers.adams_bashforth(paths.x0(edm, t), 1)
+        return table_moments(table, mean=0.7, std=0.0, start_mean=0.7, start_std=0.0).std
+
+    value, slope = jax.value_and_grad(deviation)(jax.numpy.asarray([10.0, 3.0, 1.0]))
+    assert value == 0.0
+    np.testing.assert_array_equal(slope, 0.0)
