@@ -92,6 +92,15 @@ MODULES = {
         "discrete/_exact.py",
         "discrete/_oracles.py",
     ],
+    "discrete/samplers": [
+        "discrete/_sampler_laws.py",
+        "discrete/_sampler_steps.py",
+        "discrete/_sampler_loop.py",
+        "discrete/_sampler_enumeration.py",
+        "discrete/_sampler_events.py",
+        "discrete/_sampler_orders.py",
+        "discrete/_sampler_shaping.py",
+    ],
     "convergence": ["convergence.py", "_moments.py", "_problems.py"],
 }
 """Module -> files in diffnum/ that its tests answer for."""
