@@ -96,6 +96,13 @@ def categorical(*, quick: bool) -> list[Row]:
     return categorical.run(quick=quick)
 
 
+def discrete(*, quick: bool) -> list[Row]:
+    """A step of the samplers of tokens."""
+    from bench import discrete
+
+    return discrete.run(quick=quick)
+
+
 SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
     "scan": (scan, "jax"),
     "diffrax": (diffrax, "diffrax"),
@@ -104,6 +111,7 @@ SECTIONS: dict[str, tuple[Callable[..., list[Row]], str | None]] = {
     "logsumexp": (log_sum_exp, None),
     "cross_entropy": (cross_entropy, None),
     "categorical": (categorical, "jax"),
+    "discrete": (discrete, None),
 }
 """Name -> function, and the optional package it needs."""
 

@@ -12,16 +12,37 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffnum._arguments import choose, instance
-from diffnum._backend import Array, asfloat, beside, cast, concrete, convert, is_jax, namespace, state_dtype
+from diffnum._backend import (
+    Array,
+    asfloat,
+    beside,
+    cast,
+    concrete,
+    convert,
+    is_jax,
+    namespace,
+    random_words,
+    state_dtype,
+)
+from diffnum.kernels._draws import happens
 from diffnum.kernels._families import Chain, Interpolation, Walk
 from diffnum.kernels._keep import Keep, KeepSchedule
 from diffnum.kernels._logspace import log_of, log_sum, logaddexp
 from diffnum.kernels._tokens import as_levels, law_like, one_hot, tokens
-from diffnum.kernels.categorical import between, mixture_posterior, to_leave_one_out, to_posterior, transition
+from diffnum.kernels.categorical import (
+    between,
+    draw,
+    mixture_posterior,
+    q_sample,
+    to_leave_one_out,
+    to_posterior,
+    transition,
+)
 
 __all__ = [
     "Kernel",
     "Moment",
+    "ancestral_draw",
     "commit_law",
     "corrector_law",
     "displaced",
@@ -442,6 +463,46 @@ def commit_law(kernel: Interpolation, x_t: Array, log_p: Array, s: Keep, t: Keep
         anew = low.log_noise - log_noise
     fresh = logaddexp(fresh, _wide(anew) + p.log_pi)
     return cast(_mixed(p, kept, _wide(lost) + fresh), log_p.dtype)
+
+
+def ancestral_draw(  # noqa: PLR0917
+    rng: Any, kernel: Interpolation, x_t: Array, log_p: Array, levels: tuple[Keep, Keep], row: int
+) -> Array:
+    """A draw of the ancestral step in parts: stay, or draw a clean token and noise it to the next level.
+
+    Sorted like :eq:`discrete-samplers-commit`, the law is ``stay`` on the token itself, else ``q(x_s | x_0)`` for x_0
+    from `log_p`; no law of the next token is formed.
+
+    Parameters
+    ----------
+    rng : see `diffnum.kernels.categorical.draw`
+        Source.
+    kernel : Interpolation
+        The family.
+    x_t : array of int, shape (...)
+        Noisy tokens.
+    log_p : array, shape (..., K)
+        Leave-one-out law.
+    levels : tuple of Keep
+        The less noisy and the noisier level.
+    row : int
+        Number of the first of six draws, a multiple of 3.
+
+    Returns
+    -------
+    array of int, shape (...)
+        Tokens.
+    """
+    s, t = levels
+    p = _parts(kernel, x_t, log_p, t)
+    low, step = as_levels(s, between(s, t), like=p.law)
+    kept, lost = _flags(p)
+    gone = lost - _safe_log(p.log_noise)
+    leaves = p.xp.exp(gone + step.log_noise)
+    stays = p.xp.exp(logaddexp(kept, gone + low.log_noise + step.log_alpha))
+    moved = happens(random_words(rng, row, p.x), leaves, stays)
+    clean = cast(draw(rng, p.law, row=row + 1), p.x.dtype)
+    return p.xp.where(moved, q_sample(rng, clean, low, kernel, row=row // 3 + 1), p.x)
 
 
 def renoise_law(kernel: Kernel, x_t: Array, log_p: Array, s: Any, t: Any, /, *, kappa: float) -> Array:

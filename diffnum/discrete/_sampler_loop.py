@@ -41,6 +41,10 @@ __all__ = ["Denoiser", "sample"]
 Denoiser = Callable[..., Any]
 
 
+_DRAWS = 6
+"""Numbers of draws that a stage may use."""
+
+
 class Row(NamedTuple):
     """A step's number, its moments by share, and its length in time."""
 
@@ -58,6 +62,7 @@ class _Task(NamedTuple):
     noisiest: Moment | None
     head: str
     self_condition: bool
+    plain: bool
 
 
 def sample(  # noqa: PLR0917
@@ -152,8 +157,9 @@ def sample(  # noqa: PLR0917
     chain = isinstance(kernel, Chain)
     places, loop = beside(np.arange(length), x), np.empty(0) if chain else x
     noisiest = None if chain else _sliced(moments[0] or moments[1], 0, chain)[0]
-    stride = 2 * max(len(step.stages), len(last.stages))
-    task = _Task(denoise, kernel, rng, places, stride, noisiest if per_token else None, head, self_condition)
+    plain = isinstance(kernel, Interpolation) and concrete(kernel.log_law) is not None
+    stride = _DRAWS * max(len(step.stages), len(last.stages))
+    task = _Task(denoise, kernel, rng, places, stride, noisiest if per_token else None, head, self_condition, plain)
 
     def canvas(state: tuple, index: Any) -> tuple[tuple, Any]:
         active, clean = None, None
@@ -320,8 +326,11 @@ def _advance(task: _Task, state: tuple, row: Row, step: Step, roles: tuple) -> t
             at = interval.at[stage.share]
             log_p, previous = _evaluate(task, state, at, roles)
             points = (*points, Point(x, log_p, at))
-        number = row.number * task.stride + 2 * index
-        fresh = cast(draw(task.rng, stage.law(task.kernel, x, points, interval), row=number), x.dtype)
+        number = row.number * task.stride + _DRAWS * index
+        if stage.pick is None or not task.plain:
+            fresh = cast(draw(task.rng, stage.law(task.kernel, x, points, interval), row=number), x.dtype)
+        else:
+            fresh = stage.pick(task.rng, task.kernel, x, points, interval, number)
         xp = namespace(x)
         if stage.site:
             site = integers(random_words(task.rng, number + 1, x[:, 0]), x.shape[1])

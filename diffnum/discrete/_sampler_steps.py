@@ -15,6 +15,7 @@ from diffnum._backend import Array, convert, namespace
 from diffnum.discrete._sampler_laws import (
     Kernel,
     Moment,
+    ancestral_draw,
     check_leap,
     check_masked,
     commit_law,
@@ -75,12 +76,15 @@ class Stage(NamedTuple):
         Whether the points of earlier stages are not read.
     site : bool
         Whether only one position moves, which is drawn uniformly.
+    pick : callable or None
+        ``pick(rng, kernel, x, points, interval, row)`` draws from the same law in another way, for interpolations.
     """
 
     law: Callable[[Any, Array, tuple[Point, ...], Interval], Array]
     share: float | None = 0.0
     alone: bool = True
     site: bool = False
+    pick: Callable[..., Array] | None = None
 
 
 def _any_kernel(kernel: Any) -> None:
@@ -145,7 +149,7 @@ def ancestral() -> Step:
     def law(kernel: Kernel, x: Array, points: tuple[Point, ...], step: Interval) -> Array:
         return mixture_posterior(kernel, x, points[-1].log_p, step.at[1.0].level, step.at[0.0].level)
 
-    return Step("ancestral()", (Stage(law),), closes=True)
+    return Step("ancestral()", (Stage(law, pick=_pick),), closes=True)
 
 
 def euler() -> Step:
@@ -519,6 +523,11 @@ def shares(step: Step) -> tuple[float, ...]:
         Increasing.
     """
     return tuple(sorted({0.0, 1.0, *(stage.share for stage in step.stages if stage.share is not None)}))
+
+
+def _pick(rng: Any, kernel: Any, x: Array, points: tuple[Point, ...], step: Interval, row: Any) -> Array:  # noqa: PLR0917
+    levels = (step.at[1.0].level, step.at[0.0].level)
+    return ancestral_draw(rng, kernel, x, points[-1].log_p, levels, row)
 
 
 def _jumps(kernel: Any, point: Point, step: Interval, share: float) -> Array:

@@ -745,6 +745,19 @@ def test_sampler_draws_from_the_law_that_is_propagated(step, uniform):
     assert off(found, table.law), "three steps are not enough to be right"
 
 
+@pytest.mark.claim("discrete-samplers-ancestral")
+@pytest.mark.claim("discrete-samplers-commit")
+def test_ancestral_draws_in_parts_have_the_law_that_is_propagated(kernel):
+    table, denoise = model(kernel, weights(3, 2))
+    begin = LINEAR.level(np.asarray(0.8))
+    law = step_law(smp.ancestral(), kernel, denoise, LINEAR, [0.8, 0.3], noised(table.law, kernel, begin))
+    rng = np.random.default_rng(9)
+    x = cat.q_sample(rng, table.sample(rng, 20_000), begin, kernel)
+    found = smp.sample(denoise, x, kernel, LINEAR, [0.8, 0.3], smp.ancestral(), rng=rng)
+    agree(found, law)
+    assert off(found, step_law(smp.ancestral(), kernel, denoise, LINEAR, [0.8, 0.4], noised(table.law, kernel, begin)))
+
+
 def table_denoiser(backend: Backend, kernel: Any, data: np.ndarray, dtype: str) -> Any:
     """The exact denoiser in a library and dtype."""
     table = oracles.table(data, mask=kernel.classes > data.shape[0])
