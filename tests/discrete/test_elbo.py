@@ -1342,3 +1342,9 @@ def test_terms_are_never_negative(seed, name, u):
         elbo.step_divergence(kernel, x_0, x_t, log_p, s, t),
     ):
         assert (found >= -1e-14).all()
+
+
+def test_records_print_without_their_arrays():
+    assert repr(elbo.table(LAW)) == "Table()"
+    assert repr(elbo.markov([0.5, 0.5], np.eye(2))) == "MarkovChain()"
+    assert repr(elbo.time_law([1.0, 2.0])) == "TimeLaw()"
