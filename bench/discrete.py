@@ -30,7 +30,7 @@ def calls(batch: int) -> dict[str, Any]:
 
     def step(x: Any, kernel: Any, how: Any) -> Any:
         return lambda: samplers.sample(
-            lambda x, level: log_p,  # noqa: ARG005
+            lambda x, level: log_p,
             x,
             kernel,
             schedule,

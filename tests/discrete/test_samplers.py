@@ -864,6 +864,37 @@ def test_laws_in_every_library(backend):
                 np.testing.assert_allclose(convert(backend.numpy(found)), convert(expected), atol=tolerance)
 
 
+def test_laws_have_finite_derivatives_and_map(absorbing, uniform):
+    """Impossible classes and infinite levels leave no NaN in a gradient."""
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    s, t, clean = (LINEAR.level(np.asarray(u)) for u in (0.3, 1.0, 0.0))
+    p = np.array([[0.5, 0.3, 0.2, 0.0], [0.0, 1.0, 0.0, 0.0]])
+    log_p = jnp.where(p > 0.0, jnp.log(jnp.where(p > 0.0, p, 1.0)), -jnp.inf)
+    x = jnp.array([3, 3])
+
+    def mass(law: Any) -> Any:
+        return jnp.sum(jnp.exp(law) * jnp.arange(law.shape[-1]))
+
+    def total(q: Any) -> Any:
+        jumps = smp.reverse_rates(absorbing, x, q, LINEAR, np.asarray(0.8))
+        return (
+            mass(smp.commit_law(absorbing, x, q, s, t))
+            + mass(smp.commit_law(absorbing, x, q, clean, s))
+            + mass(smp.event_law(absorbing, x, q, s))
+            + mass(smp.remask_law(absorbing, x, q, s, t, sigma=0.1))
+            + mass(smp.renoise_law(absorbing, x, q, s, t, kappa=0.5))
+            + mass(smp.leap_law(absorbing, x, jumps))
+            + mass(smp.one_jump_law(x, 0.0 * jumps))
+        )
+
+    assert np.isfinite(jax.jit(jax.grad(total))(log_p)).all()
+    level = LINEAR.level(np.asarray(0.3))
+    whole = smp.corrector_law(uniform, x - 3, log_p[:, :3], level)
+    mapped = jax.vmap(lambda x, q: smp.corrector_law(uniform, x, q, level))(x - 3, log_p[:, :3])
+    np.testing.assert_allclose(mapped, whole, atol=1e-14)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_leaps_in_every_library(backend, dtype):
     jumps = np.array([[0.0, 0.2, 0.1, 0.4], [0.3, 0.2, 0.0, 0.1]])
