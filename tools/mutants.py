@@ -93,6 +93,7 @@ MODULES = {
         "discrete/_oracles.py",
     ],
     "discrete/samplers": [
+        "discrete/samplers.py",
         "discrete/_sampler_laws.py",
         "discrete/_sampler_steps.py",
         "discrete/_sampler_loop.py",
