@@ -1280,6 +1280,28 @@ def test_order_by_confidence_has_another_law(absorbing):
         assert off(found, table.law) is (how != "random")
 
 
+@pytest.mark.parametrize("name", ["confidence_ordered", "commit_and_renoise"])
+def test_rules_in_every_library(backend, name):
+    kernel = KERNELS["absorbing" if name == "confidence_ordered" else "uniform"]
+    table = oracles.table(weights(3, 2), mask=kernel.mask is not None)
+    x = np.full((6, 2), kernel.mask or 0)
+    rule, times = getattr(smp, name), np.linspace(1.0, 0.0, 4)
+
+    def run(x: Any, rng: Any) -> Any:
+        return rule(lambda x, level: table.denoise(x, kernel, level), x, kernel, LINEAR, times, rng=rng)
+
+    given_x = backend.asarray(x, "int32")
+    if backend.name == "jax":
+        import jax
+
+        found = jax.jit(run)(given_x, jax.random.key(0))
+        assert int(np.asarray(found).max()) < 3
+    else:
+        found = run(given_x, prescribed(backend))
+        assert np.array_equal(backend.numpy(found), run(x, prescribed_numpy()))
+    assert backend.dtype(found) == "int32"
+
+
 # --------------------------------------------------------------------------------------------------------------------
 # the Markov chain of mathematics: V = 8, L = 64
 
