@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from . import _backend
 
-__all__ = ["BUDGET", "VOCABULARY_BLOCK", "Blocks", "choose_blocks", "over", "ragged"]
+__all__ = ["BUDGET", "EAGER_BLOCK", "VOCABULARY_BLOCK", "Blocks", "choose_blocks", "over", "ragged"]
 
 Array = Any
 
@@ -22,6 +22,9 @@ BUDGET = 2**27
 
 VOCABULARY_BLOCK = 1024
 """Classes of an automatic block: two megabytes of logits of 512 tokens, which a cache of the second level holds."""
+
+EAGER_BLOCK = 4096
+"""The same for libraries that run products one by one, whose threads wait for each other at the end of each."""
 
 TOKEN_BLOCK = 1024
 """Most tokens of an automatic block, where whole rows of logits are not kept."""
@@ -42,7 +45,9 @@ class Blocks(NamedTuple):
     vocabulary: int
 
 
-def choose_blocks(chunk: Any, tokens: int, vocabulary: int, itemsize: int, *, whole_rows: bool) -> Blocks:
+def choose_blocks(
+    chunk: Any, tokens: int, vocabulary: int, itemsize: int, *, whole_rows: bool, eager: bool = False
+) -> Blocks:
     """Sizes of blocks that were asked for, or that keep a block of logits within `BUDGET` bytes.
 
     Parameters
@@ -55,6 +60,8 @@ def choose_blocks(chunk: Any, tokens: int, vocabulary: int, itemsize: int, *, wh
         Bytes of a logit.
     whole_rows : bool
         Whether the logits of a block of tokens are kept for all classes.
+    eager : bool, optional
+        Whether the library runs each product when it is asked for, and does not compile the loop.
 
     Returns
     -------
@@ -71,7 +78,7 @@ def choose_blocks(chunk: Any, tokens: int, vocabulary: int, itemsize: int, *, wh
     if len(pair) != 2 or -1 in sizes or (isinstance(chunk, tuple) and 0 in sizes):
         msg = f"chunk must be an integer >= 1, a pair (tokens, classes) of such or None, got {chunk!r}"
         raise ValueError(msg)
-    columns = min(sizes[1] or VOCABULARY_BLOCK, max(vocabulary, 1))
+    columns = min(sizes[1] or (EAGER_BLOCK if eager else VOCABULARY_BLOCK), max(vocabulary, 1))
     rows = sizes[0]
     if rows == 0:
         wide = max(1, BUDGET // (itemsize * max(vocabulary if whole_rows else columns, 1)))

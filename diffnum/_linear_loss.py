@@ -186,8 +186,9 @@ def prepare(
     tokens = 1
     for length in batch:
         tokens *= length
+    itemsize = 8 if dtype == xp.float64 else 4
     layer = Layer(
-        choose_blocks(chunk, tokens, rows, 8 if dtype == xp.float64 else 4, whole_rows=whole_rows),
+        choose_blocks(chunk, tokens, rows, itemsize, whole_rows=whole_rows, eager=not _backend.is_jax(hidden)),
         dtype,
         None if softcap is None else number("softcap", softcap, above=0.0),
         spread,
