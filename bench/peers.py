@@ -162,7 +162,7 @@ def table_of(name: str) -> Task:
 
 
 CHOSEN_ON: dict[str, Callable[[], Task]] = {"mixture": mixture, "digits": digits}
-"""The default sampler was chosen with these in sight."""
+"""The default sampler was chosen on these."""
 HELD_OUT: dict[str, Callable[[], Task]] = {
     "unequal pair": lambda: on_the_line("unequal pair", [0.3, 0.7], [-1.0, 0.6], [0.25, 0.4]),
     "broad pair": lambda: on_the_line("broad pair", [0.3, 0.7], [-1.0, 1.5], [0.5, 0.7]),
@@ -173,7 +173,7 @@ HELD_OUT: dict[str, Callable[[], Task]] = {
     "wine": lambda: table_of("wine"),
     "breast cancer": lambda: table_of("breast_cancer"),
 }
-"""It was not chosen with these."""
+"""Only its last two choices, an exponent and the order at both ends, were made with these in sight as well."""
 
 
 class Counted:

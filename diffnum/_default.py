@@ -21,21 +21,13 @@ from diffnum.schedules import Schedule
 
 __all__ = ["default", "default_grid", "default_table"]
 
-EXPONENT = 1.2
+EXPONENT = 1.25
 """k of :eq:`solvers-default-grid`: 1 is uniform in the angle, more puts more nodes at both ends."""
 CENTRE = math.sqrt(0.5)
 """c of :eq:`solvers-default-grid`: the level around which the nodes gather, over sigma_data."""
 
-_LADDER = tuple(
-    Method(
-        f"default, {known} values known",
-        min(known + 1, 3),
-        (0.0,),
-        (tuple(-j for j in range(min(known + 1, 3))),),
-        corrector=tuple(-j for j in range(known + 1)) if known else None,
-    )
-    for known in range(5)
-)
+FIRST, LAST = 3, 2
+"""Steps at the beginning and at the end whose predictor takes two values at most: there the third does harm."""
 
 
 def default_grid(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0) -> np.ndarray:
@@ -68,7 +60,7 @@ def default_grid(schedule: Schedule, /, steps: int, *, sigma_data: float = 1.0) 
     >>> from diffnum import schedules
     >>> from diffnum.solvers import default_grid
     >>> print(default_grid(schedules.edm(sigma_min=0.0), 4).round(4))
-    [80.      1.9392  0.6908  0.2415  0.    ]
+    [80.      2.0053  0.6873  0.2303  0.    ]
     """
     instance("schedule", schedule, Schedule)
     scale = CENTRE * number("sigma_data", sigma_data, above=0.0)
@@ -117,7 +109,8 @@ def default_table(schedule: Schedule, steps: int, /, *, sigma_data: float = 1.0,
 
     Notes
     -----
-    Order 3 on the ODE; on data N(centre, sigma_data^2 I) exact for every number of steps.
+    Order 3 on the ODE, for a corrector lifts a predictor of order 2 to it; on data N(centre, sigma_data^2 I) exact for
+    every number of steps.
 
     Examples
     --------
@@ -128,7 +121,7 @@ def default_table(schedule: Schedule, steps: int, /, *, sigma_data: float = 1.0,
     """
     nodes = default_grid(schedule, steps, sigma_data=sigma_data)
     path = velocity(schedule, nodes, sigma_data=sigma_data, centre=centre)
-    return assemble(path, [_LADDER[min(n, 4)] for n in range(path.steps)])
+    return assemble(path, [_method(n, path.steps) for n in range(path.steps)])
 
 
 def default(
@@ -190,6 +183,19 @@ def default(
     """
     table = default_table(schedule, steps, sigma_data=sigma_data, centre=centre)
     return solve(denoise, x, table, trajectory=trajectory, progress=progress)
+
+
+def _method(step: int, steps: int) -> Method:
+    """Predictor through two or three values, corrector through five, of those that there are."""
+    predicted = min(step + 1, 2 if step < FIRST or step >= steps - LAST else 3)
+    corrected = min(step + 1, 5)
+    return Method(
+        f"default, {predicted} values predict, {corrected} correct",
+        predicted,
+        (0.0,),
+        (tuple(-j for j in range(predicted)),),
+        corrector=tuple(-j for j in range(corrected)) if step else None,
+    )
 
 
 def _count(steps: Any) -> int:
