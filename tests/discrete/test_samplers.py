@@ -945,6 +945,53 @@ def test_samples_do_not_depend_on_the_batch(uniform):
     assert np.array_equal(whole[2:3], part)
 
 
+def test_a_leap_is_closed_by_an_ancestral_step(uniform):
+    table, denoise = model(uniform, weights(3, 2))
+    start = noised(table.law, uniform, LINEAR.level(np.asarray(0.9)))
+    for step in (smp.tau_leaping(), smp.theta_trapezoidal(), smp.with_gibbs(smp.euler())):
+        whole = step_law(step, uniform, denoise, LINEAR, [0.9, 0.6, 0.3, 0.0], start)
+        part = step_law(step, uniform, denoise, LINEAR, [0.9, 0.6, 0.3], start)
+        closed = step_law(smp.ancestral(), uniform, denoise, LINEAR, [0.3, 0.0], part)
+        np.testing.assert_allclose(whole, closed, atol=ROUNDING)
+    remasked = smp.remasking(eta=0.5)
+    assert remasked.closes
+    assert smp.committing().closes
+    assert smp.renoising(kappa=0.5).closes
+
+
+def test_levels_are_of_the_library_and_of_the_precision_of_the_grid():
+    torch = pytest.importorskip("torch")
+    kernel, seen = KERNELS["uniform"], []
+
+    def denoise(x: Any, level: Any) -> Any:
+        seen.append((level.log_alpha.dtype, tuple(level.log_alpha.shape)))
+        return torch.zeros((*x.shape, 3)) - math.log(3.0)
+
+    x = torch.zeros((1, 2), dtype=torch.int64)
+    for t in (np.array([1.0, 0.0]), torch.tensor([1.0, 0.0], dtype=torch.float64)):
+        smp.sample(denoise, x, kernel, LINEAR, t, smp.ancestral(), rng=torch.Generator().manual_seed(0))
+    assert seen == [(torch.float32, ()), (torch.float64, ())]
+
+
+@pytest.mark.parametrize("block", [None, 1])
+def test_every_draw_has_its_own_number(block):
+    """A JAX key is folded with the number of a draw: two of the same number would be the same."""
+    kernel = KERNELS["law"]
+    _, denoise = model(kernel, weights(3, 2))
+    step, words, rows = smp.with_gibbs(smp.ancestral()), prescribed_numpy(), []
+
+    def rng(row: int, like: Any) -> np.ndarray:
+        rows.append(int(row))
+        return words(row, like)
+
+    x = np.zeros((2, 2), int)
+    smp.sample(denoise, x, kernel, cat.keep_linear_rate(), [1.0, 0.7, 0.4, 0.0], step, rng=rng, block=block)
+    canvases = 1 if block is None else 2
+    # an ancestral stage: stay or not, a clean token, kept or not, two for a law; a Gibbs stage: token and site
+    assert len(rows) == len(set(rows)) == canvases * (2 * (5 + 2) + 5)
+    assert max(rows) < canvases * 3 * 2 * 6
+
+
 def test_the_loop_is_a_scan_that_does_not_grow(uniform):
     jax = pytest.importorskip("jax")
     table = oracles.table(weights(3, 2))
