@@ -303,8 +303,11 @@ def run(*, quick: bool, rounds: int = 7) -> list[Row]:
             np.save(folder / f"{number}.npy", gradient)
         del wide, grads
         workers: dict[str, Worker] = {}
+        interpreters: list[str] = [sys.executable]
+        if PEERS.exists() and str(PEERS) != sys.executable:
+            interpreters.append(str(PEERS))
         for method in METHODS:
-            for python in dict.fromkeys([sys.executable, *([str(PEERS)] if PEERS.exists() else [])]):
+            for python in interpreters:
                 worker = Worker(python, method, tokens, folder)
                 if worker.ready:
                     workers[method] = worker

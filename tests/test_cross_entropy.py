@@ -1139,6 +1139,10 @@ def test_largest_classes(library: Backend) -> None:
         best = jitted(library, lambda h, w: top_k(h, w, 6, **options, chunk=chunk))(hidden, weight)
         assert (library.numpy(best.classes) == order).all()
         np.testing.assert_allclose(library.numpy(best.log_prob), logp, rtol=1e-11)
+    one = top_k(hidden, weight, 1, **options, chunk=(5, 7))
+    assert (library.numpy(one.classes)[..., 0] == z.argmax(-1)).all()
+    everything = top_k(library.asarray(np.zeros((1, 1))), library.asarray(np.zeros((3, 1))), 3)
+    assert library.numpy(everything.classes).tolist() == [[0, 1, 2]]
     tied = top_k(library.asarray(np.zeros((2, 1))), library.asarray(np.zeros((9, 1))), 4, chunk=(1, 2))
     assert library.numpy(tied.classes).tolist() == [[0, 1, 2, 3]] * 2
     forbidden = library.asarray([-np.inf, 0.0, -np.inf, 0.0, -np.inf])
