@@ -258,3 +258,12 @@ def test_points_in_a_list_and_in_float32():
     wanted = grids.optimal(FLOW, 4, MIXTURE.denoise, X[:8], path=VELOCITY)
     for x in (X[:8].tolist(), X[:8].astype(np.float32)):
         np.testing.assert_allclose(grids.optimal(FLOW, 4, MIXTURE.denoise, x, path=VELOCITY), wanted, rtol=1e-4)
+
+
+def test_defaults():
+    """Order 2 on the velocity path, errors where they are made."""
+    plain = grids.optimal(FLOW, 4, MIXTURE.denoise, X[:8])
+    stated = grids.optimal(FLOW, 4, MIXTURE.denoise, X[:8], path=paths.velocity, order=2, weight="local")
+    np.testing.assert_array_equal(plain, stated)
+    for other in ({"order": 3}, {"weight": "end"}):
+        assert not np.allclose(grids.optimal(FLOW, 4, MIXTURE.denoise, X[:8], **other), plain, rtol=1e-3)
