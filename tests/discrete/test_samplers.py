@@ -1255,7 +1255,7 @@ def toy(x: np.ndarray, level: Any) -> np.ndarray:
 def test_commit_and_renoise_as_published(uniform, threshold):
     """Row after row and token after token, with the published comparisons, temperatures and early stop."""
     times, schedule, words = np.linspace(1.0, 0.0, 9), cat.keep_cosine(), prescribed_numpy()
-    x = np.random.default_rng(5).integers(0, 3, (6, 5))
+    x = np.random.default_rng(5).integers(0, 3, (6, 12))
     found = smp.commit_and_renoise(toy, x, uniform, schedule, times, rng=words, threshold=threshold)
     state, out = x.copy(), x.copy()
     settled, calm, done = np.zeros(x.shape, bool), np.zeros(6, int), np.zeros(6, bool)
@@ -1263,13 +1263,13 @@ def test_commit_and_renoise_as_published(uniform, threshold):
     for k in range(8):
         log_p = toy(state, schedule.level(np.asarray(times[k])))
         tau = 0.8 - 0.4 * k / 8
-        like = np.empty((6, 5, 3))
-        proposal, fresh = race(words(2 * k, like), log_p / tau), race(words(2 * k + 1, like), np.zeros((6, 5, 3)))
+        like = np.empty((6, 12, 3))
+        proposal, fresh = race(words(2 * k, like), log_p / tau), race(words(2 * k + 1, like), np.zeros((6, 12, 3)))
         best, sure = log_p.argmax(-1), log_p.max(-1)
         for i in range(6):
             if done[i]:
                 continue
-            for j in range(5):
+            for j in range(12):
                 if not settled[i, j]:
                     out[i, j] = proposal[i, j]
                     if k > 0 and (best[i, j] == last[i, j] or sure[i, j] >= before[i, j]):
