@@ -103,11 +103,7 @@ def solve(
 
     def evaluate(y: Array, stored: Any, row: _Row, slot: Any) -> tuple[Array, Any, Any]:
         u = _backend.read_only(_backend.cast(y, dtype))
-        before = _backend.writes(u)
-        value, aux = _pair(denoise(u, row.level)) if has_aux else (denoise(u, row.level), None)
-        if _backend.writes(u) != before:
-            msg = "denoise must not write to its x, which is the state of the solver; it may write to x.clone()"
-            raise ValueError(msg)
+        value, aux = _answer(denoise, u, row.level, has_aux=has_aux)
         f = _backend.cast(_checked(value, u), state)
         if row.target is not None:
             f = row.target[0] * y + row.target[1] * f
@@ -277,7 +273,15 @@ def _checked(value: Any, x: Array) -> Array:
     return namespace(x).asarray(value) if _backend.is_jax(x) else value
 
 
-def _pair(found: Any) -> tuple[Any, Any]:
+def _answer(denoise: Denoiser, x: Array, level: Level, *, has_aux: bool) -> tuple[Any, Any]:
+    """What the denoiser returns, and what beside it."""
+    before = _backend.writes(x)
+    found = denoise(x, level)
+    if _backend.writes(x) != before:
+        msg = "denoise must not write to its x, which is the state of the solver; it may write to x.clone()"
+        raise ValueError(msg)
+    if not has_aux:
+        return found, None
     if not (isinstance(found, tuple) and len(found) == 2):
         msg = f"denoise must return a pair (x0_hat, aux) with has_aux, got {type(found).__name__}"
         raise ValueError(msg)
