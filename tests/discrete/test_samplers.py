@@ -1250,18 +1250,26 @@ def toy(x: np.ndarray, level: Any) -> np.ndarray:
     return np.log(np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True))
 
 
+def restless(x: np.ndarray, level: Any) -> np.ndarray:
+    """Another favourite in each step, less sure each time, so that nothing is committed; even sequences are surer."""
+    peak = np.where(np.arange(len(x)) % 2 == 0, 0.75, 0.45)[:, None, None] + 0.1 * float(level.t)
+    best = np.arange(3) == round(8 * float(level.t)) % 3
+    return np.log(np.broadcast_to(np.where(best, peak, (1.0 - peak) / 2.0), (*x.shape, 3)))
+
+
 @pytest.mark.claim("discrete-samplers-published")
+@pytest.mark.parametrize("network", [toy, restless])
 @pytest.mark.parametrize("threshold", [None, 0.9])
-def test_commit_and_renoise_as_published(uniform, threshold):
+def test_commit_and_renoise_as_published(uniform, threshold, network):
     """Row after row and token after token, with the published comparisons, temperatures and early stop."""
     times, schedule, words = np.linspace(1.0, 0.0, 9), cat.keep_cosine(), prescribed_numpy()
     x = np.random.default_rng(5).integers(0, 3, (6, 12))
-    found = smp.commit_and_renoise(toy, x, uniform, schedule, times, rng=words, threshold=threshold)
+    found = smp.commit_and_renoise(network, x, uniform, schedule, times, rng=words, threshold=threshold)
     state, out = x.copy(), x.copy()
     settled, calm, done = np.zeros(x.shape, bool), np.zeros(6, int), np.zeros(6, bool)
     last, before = None, None
     for k in range(8):
-        log_p = toy(state, schedule.level(np.asarray(times[k])))
+        log_p = network(state, schedule.level(np.asarray(times[k])))
         tau = 0.8 - 0.4 * k / 8
         like = np.empty((6, 12, 3))
         proposal, fresh = race(words(2 * k, like), log_p / tau), race(words(2 * k + 1, like), np.zeros((6, 12, 3)))
