@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from bench.report import table
 from bench.timing import Row, machine, row
 
 TOKENS, FEATURES, CLASSES = 2048, 512, 50257
@@ -363,8 +364,6 @@ def main() -> None:
             __import__(package)
         work(options.work, options.tokens, options.folder)
         return
-    from bench.__main__ import table
-
     rows, packages = run(quick=options.quick, rounds=options.rounds), versions()
     print(f"\n{rows[0]['section']}\n{table(rows)}")
     print(", ".join(f"{name} {number or '(not installed)'}" for name, number in packages.items()))

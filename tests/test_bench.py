@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import by_hand, timing
 from bench import loop as numpy_bench
 from bench import scan as jax_bench
-from bench.__main__ import cell, duration, table
+from bench.report import cell, duration, table
 
 X = np.linspace(-1.0, 1.0, 7)
 SAME = 1e-13
