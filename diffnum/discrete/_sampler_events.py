@@ -25,12 +25,13 @@ from diffnum._backend import (
     scan,
     while_loop,
 )
-from diffnum.discrete._sampler_laws import check_masked, event_law, gather
+from diffnum.discrete._sampler_laws import check_masked, event_law
 from diffnum.discrete._sampler_loop import Denoiser, _checked, tokens_of
 from diffnum.kernels._draws import integers, unit
 from diffnum.kernels._families import Interpolation
 from diffnum.kernels._keep import Keep, KeepSchedule
 from diffnum.kernels._logspace import log1mexp, softplus
+from diffnum.kernels._tokens import pick
 from diffnum.kernels.categorical import draw, mixture_posterior
 
 __all__ = ["first_hitting", "uniformisation"]
@@ -203,7 +204,7 @@ def uniformisation(
         level = Keep(_time(schedule, at, "odds"), -softplus(-at), -softplus(at))
         log_p = _checked(denoise(x, level), x, kernel)
         site = integers(random_words(rng, 3 * number + 1, x[:, 0]), length)
-        now = gather(x, site)
+        now = pick(x, site)
         of_site = Keep(level.t[:, 0], level.log_alpha[:, 0], level.log_noise[:, 0])
         token = draw(rng, event_law(kernel, now, _row_of(log_p, site), of_site), row=3 * number + 2)
         here = (places == cast(site, places.dtype)[:, None]) & alive

@@ -28,7 +28,7 @@ from diffnum.kernels._draws import happens
 from diffnum.kernels._families import Chain, Interpolation, Walk
 from diffnum.kernels._keep import Keep, KeepSchedule
 from diffnum.kernels._logspace import log_of, log_sum, logaddexp
-from diffnum.kernels._tokens import as_levels, law_like, one_hot, tokens
+from diffnum.kernels._tokens import as_levels, law_like, one_hot, pick, tokens
 from diffnum.kernels.categorical import (
     between,
     draw,
@@ -680,7 +680,7 @@ def _parts(kernel: Any, x_t: Array, log_p: Array, t: Any) -> _Parts:
     (level,) = as_levels(t, like=law)
     log_pi = law_like(kernel, law)
     pi, noise = xp.exp(log_pi), level.noise
-    pi_here, law_here = gather(xp.broadcast_to(pi, law.shape), x), gather(law, x)
+    pi_here, law_here = pick(xp.broadcast_to(pi, law.shape), x), pick(law, x)
     whole = level.alpha * xp.exp(law_here) + noise * pi_here
     return _Parts(
         xp, x, law, level, noise, level.log_noise, log_pi, pi, pi_here, law_here, whole, one_hot(x, kernel.classes)
@@ -718,26 +718,6 @@ def _noised(kernel: Kernel, law: Array, s: Any) -> Array:
     xp = namespace(state)
     found = log_of(xp.exp(state) @ convert(transition(kernel, s), state, state.dtype))
     return cast(found - log_sum(found), law.dtype)
-
-
-def gather(values: Array, index: Array) -> Array:
-    """``values[..., index[...]]``.
-
-    Parameters
-    ----------
-    values : array, shape (..., K)
-        Rows.
-    index : array of int, shape (...)
-        A place in each.
-
-    Returns
-    -------
-    array, shape (...)
-        Values.
-    """
-    xp = namespace(values)
-    index = index if is_jax(index) else cast(index, xp.int64)
-    return xp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
 def _placed(x: Array, jumps: Array) -> tuple[Array, Array]:

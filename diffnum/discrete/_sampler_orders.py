@@ -12,14 +12,14 @@ import numpy as np
 
 from diffnum._arguments import choose, number
 from diffnum._backend import Array, beside, cast, check_rng, convert, is_jax, namespace, random_words, scan
-from diffnum.discrete._sampler_laws import check_masked, gather
+from diffnum.discrete._sampler_laws import check_masked
 from diffnum.discrete._sampler_loop import Denoiser, _checked, grid_moments, tokens_of
 from diffnum.discrete._sampler_shaping import shape_law
 from diffnum.discrete._sampler_steps import ancestral
 from diffnum.kernels._draws import integers
 from diffnum.kernels._families import Interpolation
 from diffnum.kernels._keep import Keep, KeepSchedule
-from diffnum.kernels._tokens import whole
+from diffnum.kernels._tokens import pick, whole
 from diffnum.kernels.categorical import draw
 
 __all__ = ["commit_and_renoise", "confidence_ordered"]
@@ -245,7 +245,7 @@ def _table(levels: Keep, noise: Array, like: Array) -> Any:
 def _sureness(order: str, log_p: Array, token: Array, rng: Any, row: Any) -> Array:
     xp = namespace(log_p)
     if order == "probability":
-        return gather(log_p, token)
+        return pick(log_p, token)
     if order == "random":
         words = random_words(rng, row, token)
         return cast(integers(words, 1 << 23), log_p.dtype)

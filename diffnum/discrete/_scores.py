@@ -11,11 +11,11 @@ import numpy as np
 
 from diffnum._arguments import instance
 from diffnum._backend import Array, concrete, namespace
-from diffnum.discrete._terms import at_time, checked, jumps, noisy_law, pick
+from diffnum.discrete._terms import at_time, checked, jumps, noisy_law
 from diffnum.kernels._families import Interpolation
 from diffnum.kernels._keep import Keep, KeepSchedule
 from diffnum.kernels._logspace import log_of, log_sum
-from diffnum.kernels._tokens import as_levels, law_like
+from diffnum.kernels._tokens import as_levels, law_like, pick
 
 __all__ = ["from_log_score", "score_entropy", "to_log_score"]
 

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from diffnum._arguments import choose, instance
-from diffnum._backend import Array, asfloat, beside, cast, convert, is_jax, namespace, state_dtype
+from diffnum._backend import Array, asfloat, beside, cast, convert, namespace, state_dtype
 from diffnum.kernels._families import Chain, Interpolation, Walk
 from diffnum.kernels._keep import Keep, KeepSchedule
 from diffnum.kernels._logspace import logaddexp
-from diffnum.kernels._tokens import as_levels, law_like, one_hot, rows_of, tokens
+from diffnum.kernels._tokens import as_levels, law_like, one_hot, pick, rows_of, tokens
 from diffnum.kernels.categorical import marginal, mixture_posterior, posterior, to_leave_one_out, to_posterior
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "cross_entropy",
     "jumps",
     "noisy_law",
-    "pick",
     "prior",
     "rate_divergence",
     "reconstruction",
@@ -493,26 +492,6 @@ def checked(  # noqa: PLR0917
         raise ValueError(msg)
     log_p = cast(log_p, state_dtype(log_p))
     return x_0, x_t, to_leave_one_out(kernel, x_t, log_p, t) if head == "posterior" else log_p
-
-
-def pick(values: Array, index: Array) -> Array:
-    """Entries of the last axis that tokens choose.
-
-    Parameters
-    ----------
-    values : array, shape (..., K)
-        Rows.
-    index : array of int, shape (...)
-        Tokens.
-
-    Returns
-    -------
-    array, shape (...)
-        One entry of each row.
-    """
-    xp = namespace(values)
-    index = index if is_jax(index) else cast(index, xp.int64)
-    return xp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
 def _sum(terms: Array) -> Array:

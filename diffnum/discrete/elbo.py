@@ -28,7 +28,6 @@ from diffnum.discrete._terms import (
     HEADS,
     Bound,
     cross_entropy,
-    pick,
     prior,
     rate_divergence,
     reconstruction,
@@ -36,7 +35,7 @@ from diffnum.discrete._terms import (
 )
 from diffnum.kernels._families import Interpolation
 from diffnum.kernels._keep import Keep, KeepSchedule
-from diffnum.kernels._tokens import tokens, whole
+from diffnum.kernels._tokens import pick, tokens, whole
 from diffnum.kernels.categorical import q_sample, sample_canvas_t, to_leave_one_out
 
 __all__ = [

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from diffnum._arguments import instance
-from diffnum._backend import Array, asfloat, beside, cast, concrete, convert, namespace
+from diffnum._backend import Array, asfloat, beside, cast, concrete, convert, is_jax, namespace
 from diffnum.kernels._families import Chain, Interpolation, Walk
 from diffnum.kernels._keep import Keep
 
-__all__ = ["as_levels", "law_like", "one_hot", "rows_of", "tokens", "whole"]
+__all__ = ["as_levels", "law_like", "one_hot", "pick", "rows_of", "tokens", "whole"]
 
 Kernel = Interpolation | Walk | Chain
 
@@ -32,6 +32,26 @@ def law_like(kernel: Interpolation, like: Array) -> Array:
         Logarithms.
     """
     return convert(kernel.log_law, like, like.dtype)
+
+
+def pick(values: Array, index: Array) -> Array:
+    """Entries of the last axis that tokens choose.
+
+    Parameters
+    ----------
+    values : array, shape (..., K)
+        Rows.
+    index : array of int, shape (...)
+        Tokens.
+
+    Returns
+    -------
+    array, shape (...)
+        One entry of each row.
+    """
+    xp = namespace(values)
+    index = index if is_jax(index) else cast(index, xp.int64)
+    return xp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
 def rows_of(table: Array, index: Array) -> Array:
