@@ -1085,3 +1085,18 @@ def test_a_level_is_no_array(backend, operate):
     for shape in (3, (3, 3)):
         with pytest.raises(TypeError):
             operate(level, backend.asarray(np.ones(shape)))
+
+
+def test_signal_that_is_left_of_a_lopsided_sigmoid():
+    """``alpha_1`` of a schedule that is cut, with start and end of different size: the hyperbolic cosine is even."""
+    cut = schedules.truncate(schedules.sigmoid(start=0.0, end=3.0), t_noise=0.9)
+    zero = schedules.zero_terminal_snr(cut)
+
+    def alpha(t: float) -> mp.mpf:
+        o = [1 / (1 + mp.exp(-mp.mpf(v))) for v in (0.0, 3.0, 3.0 * t)]
+        return mp.sqrt((o[1] - o[2]) / (o[1] - o[0]))
+
+    for t in (0.2, 0.5, 0.85):
+        expected = (alpha(t) - alpha(0.9)) / (1 - alpha(0.9))
+        assert abs(float(zero.alpha(t)) / float(expected) - 1.0) < 1e-13
+        assert abs(float(zero.sigma(t)) / float(mp.sqrt(1 - expected**2)) - 1.0) < 1e-13

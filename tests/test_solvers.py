@@ -1765,6 +1765,21 @@ def test_a_multistep_method_is_no_runge_kutta_method():
         runge_kutta(path_of_four(), Method("none", 1, (0.0,), ((),)))
 
 
+@pytest.mark.claim("paths-bridge")
+@pytest.mark.parametrize("move", [lambda p: paths.ancestral(p, 1.0), lambda p: paths.churn(p, 0.3)])
+def test_the_centre_moves_with_the_signal_over_a_gap(move):
+    """About the data's mean and at their width nothing is predicted: points on the mean must stay on it."""
+    flow, centre = schedules.rectified_flow(), 2.0
+    t = np.linspace(0.9, 0.1, 9)
+    path = move(paths.velocity(flow, t, sigma_data=0.5, centre=centre))
+    data = oracles.gaussian(np.array([centre]), 0.5)
+    start = float(flow.alpha(0.9)) * centre * np.ones((1, 1))
+    for method in (ab1, ab2):
+        states = method(data.denoise, start, path, rng=lambda row, like: 0.0 * like, trajectory=True)
+        expected = np.asarray([path.first.alpha, *path.start.alpha[1:], path.last.alpha]) * centre
+        np.testing.assert_allclose(states[:, 0, 0], expected, rtol=1e-12)
+
+
 # -- what a denoiser may do with its arrays ---------------------------------------------------------------------------
 
 
