@@ -31,7 +31,18 @@ NO_CHAPTER = {"plots"}
 """Public modules that the reader meets in the API reference only."""
 PAGES = {"index", "api", "bibliography"}
 """Pages that are not chapters."""
-HOUSE = {"imports", "ledger", "pairing", "readme", "site", "mutants", "bench", "bench_peers", "sde_figures"}
+HOUSE = {
+    "imports",
+    "ledger",
+    "pairing",
+    "readme",
+    "site",
+    "mutants",
+    "bench",
+    "bench_peers",
+    "public_reports",
+    "sde_figures",
+}
 """Test files of the project itself, and of claims that cross modules."""
 ALT_LENGTH = (30, 250)
 
