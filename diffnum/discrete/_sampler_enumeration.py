@@ -19,6 +19,9 @@ from diffnum.kernels._tokens import whole
 
 __all__ = ["law_of", "total_variation"]
 
+_SLACK = 1e-6
+"""A law may miss a sum of 1 by this, the rounding of float32."""
+
 _LARGEST = 4096
 """Number of sequences up to which a law is propagated: a step of two stages holds its cube in the worst case."""
 
@@ -174,8 +177,8 @@ def _start(kernel: Any, start: Any, classes: int, length: int) -> np.ndarray:
     shape = (classes,) * length
     if start is not None:
         law = np.asarray(start, dtype=float)
-        if law.shape != shape or not (law >= 0.0).all():
-            msg = f"start must be probabilities of shape {shape}, got {law.shape}"
+        if law.shape != shape or not (law >= 0.0).all() or not abs(law.sum() - 1.0) <= _SLACK:
+            msg = f"start must be probabilities >= 0 of shape {shape} and of sum 1, got {law.shape}, sum {law.sum()}"
             raise ValueError(msg)
         return law.reshape(-1)
     if not isinstance(kernel, Interpolation):

@@ -25,7 +25,7 @@ from diffnum._backend import (
     scan,
     while_loop,
 )
-from diffnum.discrete._sampler_laws import check_masked, event_law
+from diffnum.discrete._sampler_laws import _probability, check_masked, event_law
 from diffnum.discrete._sampler_loop import Denoiser, _checked, tokens_of
 from diffnum.kernels._draws import integers, unit
 from diffnum.kernels._families import Interpolation
@@ -94,7 +94,7 @@ def first_hitting(
     np.int64(0)
     """
     check_masked(kernel)
-    x, level = _begin(x, schedule, start, rng)
+    x, level = _begin(kernel, x, schedule, start, rng)
     xp, length = namespace(x), x.shape[1]
     real, places = level.log_noise.dtype, beside(np.arange(length), x)
     known = concrete(x)
@@ -147,7 +147,7 @@ def uniformisation(
     rng : numpy.random.Generator, jax.random key, torch.Generator, a batch of them, or callable
         Source.
     start, stop : float, optional
-        Times, both with ``0 < alpha < 1``.
+        Times, both with ``0 < alpha < 1``; ``stop <= start``.
     clean : bool, optional
         Whether a posterior step from `stop` to clean data follows, whose error falls like the noise at `stop` squared.
 
@@ -161,7 +161,8 @@ def uniformisation(
     TypeError
         If an argument is of another type.
     ValueError
-        If a level is pure or clean, the schedule is discrete, or `denoise` returns another shape.
+        If a level is pure or clean, `stop` is above `start`, the schedule is discrete, or `denoise` returns another
+        shape.
 
     Notes
     -----
@@ -186,7 +187,7 @@ def uniformisation(
     (1, 3)
     """
     instance("kernel", kernel, Interpolation)
-    x, level = _begin(x, schedule, start, rng)
+    x, level = _begin(kernel, x, schedule, start, rng)
     xp, length = namespace(x), x.shape[1]
     real, places = level.log_noise.dtype, beside(np.arange(length), x)
     end = _level(schedule, stop, "stop", x, real)
@@ -195,6 +196,9 @@ def uniformisation(
         if known is not None and not np.isfinite(known).all():
             msg = f"{name} must have 0 < alpha < 1, got {value!r}"
             raise ValueError(msg)
+    if stop > start:
+        msg = f"stop must be at most start, {start!r}, got {stop!r}"
+        raise ValueError(msg)
 
     def body(state: tuple) -> tuple:
         x, odds, number, _ = state
@@ -220,8 +224,8 @@ def uniformisation(
     return cast(draw(rng, mixture_posterior(kernel, x, log_p, at_zero, end), row=3 * number), x.dtype)
 
 
-def _begin(x: Array, schedule: Any, start: float, rng: Any) -> tuple[Array, Keep]:
-    x = tokens_of("x", x)
+def _begin(kernel: Interpolation, x: Array, schedule: Any, start: float, rng: Any) -> tuple[Array, Keep]:
+    x = tokens_of(kernel, "x", x)
     check_rng(rng, x)
     instance("schedule", schedule, KeepSchedule)
     if schedule.steps is not None:
@@ -232,10 +236,8 @@ def _begin(x: Array, schedule: Any, start: float, rng: Any) -> tuple[Array, Keep
 
 
 def _level(schedule: KeepSchedule, t: Any, name: str, like: Array, real: Any) -> Keep:
-    if not isinstance(t, int | float) or isinstance(t, bool) or not 0.0 <= t <= 1.0:
-        msg = f"{name} must be a number in [0, 1], got {t!r}"
-        raise ValueError(msg)
-    return Keep(*(convert(part, like, real) for part in schedule.level(np.asarray(float(t)))))
+    at = np.asarray(_probability(name, t))
+    return Keep(*(convert(part, like, real) for part in schedule.level(at)))
 
 
 def _broadcast(level: Keep, x: Array) -> Keep:

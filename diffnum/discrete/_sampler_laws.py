@@ -201,7 +201,7 @@ def one_jump_law(x: Array, jumps: Array, /, *, euler: bool = False) -> Array:
     x : array of int, shape (...)
         Tokens.
     jumps : array, shape (..., K)
-        Expected numbers of jumps, rate times length of the step; 0 at the token itself.
+        Expected numbers of jumps >= 0, rate times length of the step; the entry at the token itself is ignored.
     euler : bool, optional
         Jump with probability ``min(1, M)``, M the sum, instead of ``1 - exp(-M)``.
 
@@ -212,8 +212,10 @@ def one_jump_law(x: Array, jumps: Array, /, *, euler: bool = False) -> Array:
 
     Raises
     ------
+    TypeError
+        If `x` is no integers.
     ValueError
-        If shapes do not match.
+        If shapes do not match, a token is no class or a number of jumps is negative.
 
     Examples
     --------
@@ -222,7 +224,7 @@ def one_jump_law(x: Array, jumps: Array, /, *, euler: bool = False) -> Array:
     >>> np.exp(samplers.one_jump_law(np.array(2), np.array([0.2, 0.1, 0.0]), euler=True)).round(6)
     array([0.2, 0.1, 0.7])
     """
-    x, here = _placed(x, jumps)
+    x, here, jumps = _placed(x, jumps)
     xp = namespace(jumps)
     total = xp.sum(jumps, axis=-1, keepdims=True)
     still = total == 0.0
@@ -246,7 +248,7 @@ def leap_law(kernel: Interpolation, x: Array, jumps: Array, /) -> Array:
     x : array of int, shape (...)
         Tokens.
     jumps : array, shape (..., K)
-        Expected numbers of jumps to each class.
+        Expected numbers of jumps >= 0 to each class; the entry at the token itself is ignored.
 
     Returns
     -------
@@ -256,9 +258,9 @@ def leap_law(kernel: Interpolation, x: Array, jumps: Array, /) -> Array:
     Raises
     ------
     TypeError
-        If `kernel` is no `Interpolation`.
+        If `kernel` is no `Interpolation`, or `x` no integers.
     ValueError
-        If it is neither family, or shapes do not match.
+        If it is neither family, shapes do not match, a token is no class or a number of jumps is negative.
 
     Notes
     -----
@@ -280,9 +282,9 @@ def leap_law(kernel: Interpolation, x: Array, jumps: Array, /) -> Array:
     array([0.819822, 0.163801, 0.016377])
     """
     check_leap(kernel)
+    x, _, jumps = _placed(x, jumps, kernel.classes)
     if kernel.kind == "point":
         return one_jump_law(x, jumps)
-    x, _ = _placed(x, jumps)
     xp = namespace(jumps)
     shifts = _shift(x, jumps, 1)
     spectrum = xp.fft.fft(shifts + 0.0j)
@@ -720,18 +722,33 @@ def _noised(kernel: Kernel, law: Array, s: Any) -> Array:
     return cast(found - log_sum(found), law.dtype)
 
 
-def _placed(x: Array, jumps: Array) -> tuple[Array, Array]:
+def _placed(x: Any, jumps: Any, classes: int | None = None) -> tuple[Array, Array, Array]:
+    """Tokens, where they are, and the jumps of other classes; checked where they are known."""
+    jumps = asfloat(jumps, "jumps")
     x = beside(x if hasattr(x, "dtype") else np.asarray(x), jumps)
-    if tuple(jumps.shape[:-1]) != tuple(x.shape) or jumps.ndim == 0:
-        msg = f"jumps must have shape {(*x.shape, 'K')}, got {tuple(jumps.shape)}"
+    if jumps.ndim == 0 or tuple(jumps.shape) != (*x.shape, classes or jumps.shape[-1]):
+        msg = f"jumps must have shape {(*x.shape, classes or 'K')}, got {tuple(jumps.shape)}"
         raise ValueError(msg)
-    return x, one_hot(x, jumps.shape[-1])
+    xp, classes = namespace(jumps), int(jumps.shape[-1])
+    if not xp.isdtype(x.dtype, "integral") or int(xp.iinfo(x.dtype).max) < classes - 1:
+        msg = f"x must be integers of a dtype that holds classes up to {classes - 1}, got {x.dtype}"
+        raise TypeError(msg)
+    known, numbers = concrete(x), concrete(jumps)
+    if known is not None and not ((known >= 0) & (known < classes)).all():
+        msg = f"x must be classes from 0 to {classes - 1}, got {known!r}"
+        raise ValueError(msg)
+    here = one_hot(x, classes)
+    if numbers is not None and (numbers < 0.0).any():
+        msg = f"jumps must be >= 0, got {numbers!r}"
+        raise ValueError(msg)
+    return x, here, xp.where(here, xp.zeros_like(jumps), jumps)
 
 
 def _shift(x: Array, values: Array, sign: int) -> Array:
     """Values by displacement from `x` (sign 1), or back by class (sign -1)."""
     xp, classes = namespace(values), values.shape[-1]
-    x = x if is_jax(x) else cast(x, xp.int64)
+    # differences of tokens leave the range of a dtype that is narrow or unsigned
+    x = cast(x, xp.int32 if is_jax(x) else xp.int64)
     places = cast(beside(np.arange(classes), values), x.dtype)
     index = (places + sign * x[..., None]) % classes
     return xp.take_along_axis(values, index, axis=-1)

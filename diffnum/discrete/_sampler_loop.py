@@ -33,7 +33,7 @@ from diffnum.discrete._sampler_steps import Interval, Point, Step, ancestral, sh
 from diffnum.kernels._draws import integers
 from diffnum.kernels._families import Chain, Interpolation
 from diffnum.kernels._keep import Keep, KeepSchedule
-from diffnum.kernels._tokens import whole
+from diffnum.kernels._tokens import tokens, whole
 from diffnum.kernels.categorical import draw, to_leave_one_out
 
 __all__ = ["Denoiser", "sample"]
@@ -97,7 +97,8 @@ def sample(  # noqa: PLR0917
         Keep probability; None for a `Chain`.
     t : array, shape (N + 1,)
         Times, decreasing; step numbers for a `Chain`. If the last is 0 and `step` cannot reach clean data, the last
-        step is ancestral.
+        step is ancestral. So it is wherever JAX traces the times, whose last one is then unknown: a grid that ends
+        above 0 must not be traced with such a step.
     step : Step
         What to do in a step.
     rng : numpy.random.Generator, jax.random key, torch.Generator, a batch of them, or callable
@@ -149,7 +150,7 @@ def sample(  # noqa: PLR0917
     """
     instance("denoise", denoise, Callable)
     choose("head", head, ("leave_one_out", "posterior"))
-    x = tokens_of("x", x)
+    x = tokens_of(kernel, "x", x)
     xp, length = namespace(x), x.shape[1]
     check_rng(rng, x)
     kept, size = _given(given, x), _block(block, length)
@@ -199,11 +200,13 @@ def sample(  # noqa: PLR0917
     return xp.concat([x[None, ...], xp.reshape(outs, (-1, *x.shape))])
 
 
-def tokens_of(name: str, x: Array) -> Array:
-    """`x` if it is an array of integers of shape (batch, length).
+def tokens_of(kernel: Kernel, name: str, x: Array) -> Array:
+    """`x` if it is an array of classes of shape (batch, length).
 
     Parameters
     ----------
+    kernel : Interpolation, Walk or Chain
+        The family.
     name : str
         The argument's name.
     x : array
@@ -217,14 +220,13 @@ def tokens_of(name: str, x: Array) -> Array:
     Raises
     ------
     TypeError
-        If it is not of integers.
+        If it is not of integers, or of a dtype that does not hold all classes.
     ValueError
-        If it has another rank or no tokens.
+        If it has another rank or no tokens, or one that is no class.
     """
     x = x if hasattr(x, "dtype") else np.asarray(x)
-    if not namespace(x).isdtype(x.dtype, "integral"):
-        msg = f"{name} must be integers, got dtype {x.dtype}"
-        raise TypeError(msg)
+    if 0 not in x.shape:
+        x = tokens(kernel, name, x, None)
     if x.ndim != 2 or 0 in x.shape:
         msg = f"{name} must have shape (batch, length), got {tuple(x.shape)}"
         raise ValueError(msg)

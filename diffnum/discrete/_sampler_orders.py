@@ -92,7 +92,7 @@ def confidence_ordered(
     """
     check_masked(kernel)
     choose("order", order, _ORDERS)
-    x = tokens_of("x", x)
+    x = tokens_of(kernel, "x", x)
     check_rng(rng, x)
     xp = namespace(x)
     levels, noise = _levels(kernel, schedule, t, x)
@@ -182,8 +182,11 @@ def commit_and_renoise(
     ... )
     array([[0, 0]])
     """
-    x = tokens_of("x", x)
+    x = tokens_of(kernel, "x", x)
     check_rng(rng, x)
+    if not isinstance(temperatures, tuple | list) or len(temperatures) != 2:
+        msg = f"temperatures must be two numbers, got {temperatures!r}"
+        raise ValueError(msg)
     hot, cold = (number("temperatures", value, above=0.0) for value in temperatures)
     limit = -math.inf if threshold is None else number("threshold", threshold)
     patience = whole("patience", patience)
@@ -216,7 +219,7 @@ def commit_and_renoise(
         x,
         x,
         never,
-        xp.full_like(x, -1),
+        xp.zeros_like(x),
         xp.zeros(x.shape, dtype=noise.dtype) + math.inf if is_jax(x) else beside(np.full(x.shape, math.inf), x),
         xp.zeros_like(x[:, :1]),
         never[:, :1],
@@ -248,7 +251,8 @@ def _sureness(order: str, log_p: Array, token: Array, rng: Any, row: Any) -> Arr
         return pick(log_p, token)
     if order == "random":
         words = random_words(rng, row, token)
-        return cast(integers(words, 1 << 23), log_p.dtype)
+        # half precision would neither hold these integers nor tell them apart
+        return cast(integers(words, 1 << 23), xp.float32)
     if order == "margin":
         top = xp.exp(xp.sort(log_p, axis=-1)[..., -2:])
         return top[..., 1] - top[..., 0]

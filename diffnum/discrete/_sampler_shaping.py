@@ -6,12 +6,18 @@ None of it leaves the law of the data; see :doc:`/discrete/samplers`.
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 from diffnum._arguments import number
 from diffnum._backend import Array, asfloat, cast, namespace, state_dtype
 from diffnum.kernels._logspace import log_sum
 
 __all__ = ["guide", "shape_law"]
+
+_HALF = 65504.0
+"""The largest number of float16."""
 
 
 def shape_law(
@@ -33,14 +39,14 @@ def shape_law(
     Returns
     -------
     array, shape (..., K)
-        Log-probabilities, normalised.
+        Log-probabilities, normalised. NaN in a row that holds NaN or +inf, or -inf alone: it is no law.
 
     Raises
     ------
     TypeError
         If `log_p` is not real.
     ValueError
-        If an option is out of range.
+        If an option is out of range, or `log_p` has no classes.
 
     Examples
     --------
@@ -52,27 +58,42 @@ def shape_law(
     temperature = number("temperature", temperature, least=0.0)
     given = asfloat(log_p, "log_p")
     xp, law = namespace(given), cast(given, state_dtype(given))
-    classes = law.shape[-1]
-    if top_k is not None and not (isinstance(top_k, int) and not isinstance(top_k, bool) and 1 <= top_k <= classes):
+    if law.ndim == 0 or law.shape[-1] == 0:
+        msg = f"log_p must have shape (..., K) with K >= 1, got {tuple(law.shape)}"
+        raise ValueError(msg)
+    classes = int(law.shape[-1])
+    if top_k is not None and not (
+        isinstance(top_k, int | np.integer) and not isinstance(top_k, bool) and 1 <= top_k <= classes
+    ):
         msg = f"top_k must be an integer from 1 to {classes}, got {top_k!r}"
         raise ValueError(msg)
     if top_p is not None and not 0.0 < number("top_p", top_p) <= 1.0:
         msg = f"top_p must be in (0, 1], got {top_p!r}"
         raise ValueError(msg)
     nothing = xp.full_like(law, -math.inf)
+    top = xp.max(law, axis=-1, keepdims=True)
+    # a row of NaN, or without any weight, must not pass for a law
+    none = ~((top > -math.inf) & (top < math.inf))
+    gap = xp.where(none, xp.zeros_like(law), law) - xp.where(none, xp.zeros_like(top), top)
     if temperature == 0.0:
-        first = xp.argmax(law, axis=-1)[..., None] == xp.astype(xp.arange(classes), int)
-        return cast(xp.where(first, xp.zeros_like(law), nothing), given.dtype)
-    law = _normalised(law / temperature)
+        first = xp.argmax(gap, axis=-1)[..., None] == xp.astype(xp.arange(classes), int)
+        law = xp.where(first, xp.zeros_like(law), nothing)
+        return _narrowed(xp.where(none, xp.full_like(law, math.nan), law), given.dtype)
+    # the quotient would overflow, or the temperature vanish in this precision
+    most, least = float(xp.finfo(law.dtype).max), float(xp.finfo(law.dtype).smallest_normal)
+    far = gap < -min(most * temperature, most)
+    gap = xp.where(far, xp.zeros_like(gap), gap) / min(max(temperature, least), most)
+    law = _normalised(xp.where(far, nothing, gap))
     if top_k is not None:
+        top_k = int(top_k)
         least = xp.sort(law, axis=-1)[..., classes - top_k : classes - top_k + 1]
         law = _normalised(xp.where(law >= least, law, nothing))
-    if top_p is not None:
+    if top_p is not None and top_p < 1.0:
         down = xp.flip(xp.sort(law, axis=-1), axis=-1)
         before = xp.cumulative_sum(xp.exp(down), axis=-1) - xp.exp(down)
         least = xp.min(xp.where(before < top_p, down, xp.zeros_like(down)), axis=-1, keepdims=True)
         law = _normalised(xp.where(law >= least, law, nothing))
-    return cast(law, given.dtype)
+    return _narrowed(xp.where(none, xp.full_like(law, math.nan), law), given.dtype)
 
 
 def guide(log_p: Array, log_p_free: Array, /, *, weight: float) -> Array:
@@ -106,13 +127,23 @@ def guide(log_p: Array, log_p_free: Array, /, *, weight: float) -> Array:
     """
     weight = number("weight", weight)
     given, free = asfloat(log_p, "log_p"), asfloat(log_p_free, "log_p_free")
+    dtype = given.dtype
     if tuple(given.shape) != tuple(free.shape):
         msg = f"log_p_free must have the shape of log_p, {tuple(given.shape)}, got {tuple(free.shape)}"
         raise ValueError(msg)
+    given, free = (cast(law, state_dtype(law)) for law in (given, free))
     xp = namespace(given, free)
     never = (given == -math.inf) | (free == -math.inf)
     a, b = (xp.where(never, xp.zeros_like(law), law) for law in (given, free))
-    return cast(_normalised(xp.where(never, xp.full_like(a, -math.inf), b + weight * (a - b))), given.dtype)
+    return _narrowed(_normalised(xp.where(never, xp.full_like(a, -math.inf), b + weight * (a - b))), dtype)
+
+
+def _narrowed(law: Array, dtype: Any) -> Array:
+    """The law in `dtype`; what half precision does not reach has no weight."""
+    if str(dtype).rsplit(".", 1)[-1] == "float16":
+        xp = namespace(law)
+        law = xp.where(law < -_HALF, xp.full_like(law, -math.inf), law)
+    return cast(law, dtype)
 
 
 def _normalised(law: Array) -> Array:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from diffnum._arguments import choose, instance, number
-from diffnum._backend import Array, asfloat, cast, concrete, convert, namespace, uniform
+from diffnum._backend import Array, asfloat, beside, cast, concrete, convert, namespace, uniform
 from diffnum._times import METHODS
 from diffnum.discrete._exact import exact_bound, exact_law
 from diffnum.discrete._oracles import MarkovChain, Table, markov, table
@@ -27,6 +27,7 @@ from diffnum.discrete._scores import from_log_score, score_entropy, to_log_score
 from diffnum.discrete._terms import (
     HEADS,
     Bound,
+    checked,
     cross_entropy,
     prior,
     rate_divergence,
@@ -36,7 +37,7 @@ from diffnum.discrete._terms import (
 from diffnum.kernels._families import Interpolation
 from diffnum.kernels._keep import Keep, KeepSchedule
 from diffnum.kernels._tokens import pick, tokens, whole
-from diffnum.kernels.categorical import q_sample, sample_canvas_t, to_leave_one_out
+from diffnum.kernels.categorical import q_sample, sample_canvas_t
 
 __all__ = [
     "Bound",
@@ -256,7 +257,7 @@ def count_bound(
     TypeError
         If an argument is of another type.
     ValueError
-        If the family has no mask alone, or a number is out of range.
+        If the family has no mask alone, a number is out of range, or `denoise` returns another shape.
 
     Notes
     -----
@@ -292,10 +293,9 @@ def count_bound(
     hidden = cast(order, masks.dtype) < masks
     level = _of_counts(masks, length)
     x_t = xp.where(hidden, xp.full_like(x_0, kernel.mask), x_0)
-    log_p = denoise(x_t, level)
-    log_p = to_leave_one_out(kernel, x_t, log_p, level) if head == "posterior" else log_p
+    x_0, _, log_p = checked(kernel, x_0, x_t, denoise(x_t, level), level, head)
     loss = -pick(log_p, x_0)
-    loss = namespace(loss).where(hidden, loss, namespace(loss).zeros_like(loss))
+    loss = namespace(loss).where(beside(hidden, loss), loss, namespace(loss).zeros_like(loss))
     return _weighted(length / masks[:, 0], _summed(loss))
 
 

@@ -1352,3 +1352,23 @@ def test_records_print_without_their_arrays():
     assert repr(elbo.table(LAW)) == "Table()"
     assert repr(elbo.markov([0.5, 0.5], np.eye(2))) == "MarkovChain()"
     assert repr(elbo.time_law([1.0, 2.0])) == "TimeLaw()"
+
+
+def test_count_bound_checks_and_widens_what_the_denoiser_gives():
+    kernel, x = cat.absorbing(3), np.zeros((2, 4), int)
+
+    def found(row: Any) -> Any:
+        return elbo.count_bound(
+            kernel,
+            x,
+            lambda x, level: np.broadcast_to(row, (*x.shape, len(row))),
+            np.random.default_rng(0),
+        )
+
+    # each masked token costs one nat, weighed by L over the number of masks: 4, which integers would truncate
+    np.testing.assert_allclose(found(np.array([-1, -1, -9])), 4.0, rtol=1e-6)
+    large = found(np.array([-30000.0, -1.0, -1.0], dtype=np.float16))
+    np.testing.assert_allclose(large, 4.0 * 30000.0, rtol=1e-6)  # beyond float16
+    for bad in (np.full(2, -1.0), np.full(4, -1.0)):
+        with pytest.raises(ValueError, match="log_p must have the shape"):
+            found(bad)
