@@ -429,7 +429,7 @@ def commit_law(kernel: Interpolation, x_t: Array, log_p: Array, s: Keep, t: Keep
         The less noisy and the noisier level.
     carry : bool, optional
         Whether noise stays what it is unless it is drawn anew between the levels. It is then the ancestral step. If
-        all that is not committed is drawn anew, each token keeps its law, but sequences do not, however many steps.
+        all that is not committed is drawn anew, a step keeps each token's law, but not that of sequences.
 
     Returns
     -------
@@ -508,7 +508,7 @@ def ancestral_draw(  # noqa: PLR0917
 
 
 def renoise_law(kernel: Kernel, x_t: Array, log_p: Array, s: Any, t: Any, /, *, kappa: float) -> Array:
-    """Law that forgets x_t with probability ``1 - kappa``, :eq:`discrete-samplers-kappa`; marginals are kept.
+    """Law that forgets x_t with probability ``1 - kappa``, :eq:`discrete-samplers-kappa`: it keeps tokens' laws.
 
     Parameters
     ----------
@@ -566,7 +566,7 @@ def remask_law(kernel: Interpolation, x_t: Array, log_p: Array, s: Keep, t: Keep
     s, t : Keep
         The less noisy and the noisier level.
     sigma : float or array
-        Probability, at most ``min(1, (1 - alpha_s)/alpha_t)``: beyond that no step keeps the marginals.
+        Probability, at most ``min(1, (1 - alpha_s)/alpha_t)``: beyond that no step keeps the laws of tokens.
 
     Returns
     -------
@@ -600,7 +600,7 @@ def remask_law(kernel: Interpolation, x_t: Array, log_p: Array, s: Keep, t: Keep
     share = convert(asfloat(sigma, "sigma"), p.law, p.law.dtype)
     known, cap = concrete(share), concrete(remask_cap(low, p.level))
     if known is not None and cap is not None and not ((known >= 0.0) & (known <= cap + _SLACK)).all():
-        msg = f"sigma must be in [0, (1 - alpha_s)/alpha_t] = [0, {cap}] to keep the marginals, got {sigma!r}"
+        msg = f"sigma must be in [0, (1 - alpha_s)/alpha_t] = [0, {cap}] to keep the laws of tokens, got {sigma!r}"
         raise ValueError(msg)
     one = xp.ones_like(share)
     reveal = xp.minimum((low.alpha * step.noise + share * p.level.alpha) / p.noise, one)
@@ -613,7 +613,7 @@ def remask_law(kernel: Interpolation, x_t: Array, log_p: Array, s: Keep, t: Keep
 
 
 def remask_cap(s: Keep, t: Keep) -> Array:
-    """Largest probability of masking again that keeps the marginals, ``min(1, (1 - alpha_s)/alpha_t)``.
+    """Largest probability of masking again that keeps the laws of tokens, ``min(1, (1 - alpha_s)/alpha_t)``.
 
     Parameters
     ----------
