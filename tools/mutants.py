@@ -108,7 +108,7 @@ MODULES = {
 
 REQUIRED = ("phi", "schedules", "logsumexp", "paths", "solvers")
 THRESHOLD = 0.90
-SAMPLE = {True: 100, False: 50}
+SAMPLE = {True: 60, False: 12}
 """Mutants tried of a required module, and of another one."""
 
 PRELOAD = (
