@@ -5,13 +5,12 @@ Modules are imported when they are first used: ``import diffnum`` costs nothing,
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
 from typing import Any
 
 
 def __getattr__(name: str) -> Any:
+    import importlib.util
+
     if name == "__version__":
         from importlib.metadata import version
 
@@ -23,5 +22,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    import pkgutil
+
     modules = (module.name for module in pkgutil.iter_modules(__path__))
     return sorted([*(name for name in modules if not name.startswith("_")), "__version__"])

@@ -788,8 +788,13 @@ def test_counted_bytes() -> None:
 def test_bytes_are_what_xla_reports(save: str) -> None:
     jax = pytest.importorskip("jax")
     shape = jax.ShapeDtypeStruct
-    sizes = [(1031, 48, 5003, (64, 512)), (2048, 512, 50257, None), (1000, 256, 20011, (100, 1000))]
-    for tokens, features, vocabulary, chunk in sizes[: 1 if save == "logits" else 3]:
+    sizes = [
+        (1031, 48, 5003, (64, 512)),
+        (517, 48, 9001, (64, 512)),
+        (2048, 512, 50257, None),
+        (1000, 256, 20011, (100, 1000)),
+    ]
+    for tokens, features, vocabulary, chunk in sizes[: 1 if save == "logits" else 4]:
         function = partial(linear_cross_entropy, save=save, chunk=chunk)
         lowered = jax.jit(jax.value_and_grad(function, argnums=(0, 1))).lower(
             shape((tokens, features), "float32"), shape((vocabulary, features), "float32"), shape((tokens,), "int32")
@@ -797,9 +802,9 @@ def test_bytes_are_what_xla_reports(save: str) -> None:
         reported = lowered.compile().memory_analysis().temp_size_in_bytes
         memory = linear_cross_entropy_bytes(tokens, features, vocabulary, save=save, chunk=chunk)
         counted = memory.retained + memory.transient
-        # shapes of the third kind leave XLA room to share
+        # shapes of the last kind leave XLA room to share
         assert 0.99 * reported < counted < (1.15 if features == 256 else 1.003) * reported
-        assert reported < (0.7 if save == "logits" else 0.3) * memory.logits
+        assert reported < (0.7 if save == "logits" else 0.2 if chunk else 0.3) * memory.logits
         if chunk is None:
             assert counted < 150 * 2**20
 
